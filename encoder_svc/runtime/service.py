@@ -1,0 +1,97 @@
+"""What ``rpc/`` may ask of the runtime. Every call returns at once and belongs to the event loop's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome
+
+from encoder_svc.runtime.commands import CancelCommand, EncodeCommand
+from encoder_svc.runtime.events import Event
+
+Sink = Callable[[Event], None]
+"""Takes the events of one request, in order, called on the event loop. It must not block or raise."""
+
+
+@dataclass(frozen=True)
+class CancelOutcome:
+    """What a cancel did."""
+
+    requests: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class LeaseOutcome:
+    """What became of one lease."""
+
+    state: LeaseState
+    ttl: float
+    """Seconds that it lives from now. 0 if it is not alive."""
+
+
+class EncodeCall(Protocol):
+    """One admitted request."""
+
+    def abandon(self) -> None:
+        """The caller is gone: cancels the parts that are not READY and tells nobody. Idempotent."""
+        ...
+
+
+class EncoderRuntime(Protocol):
+    """The brain, as ``rpc/`` sees it."""
+
+    @property
+    def ready(self) -> bool:
+        """Requests are taken: at least one engine and one media worker are ready, and the server is not stopping."""
+        ...
+
+    def on_readiness(self, listener: Callable[[bool], None]) -> None:
+        """Calls ``listener`` with :attr:`ready` now and whenever it changes."""
+        ...
+
+    def now(self) -> float:
+        """The runtime's clock, in seconds (monotonic)."""
+        ...
+
+    def submit(self, command: EncodeCommand, sink: Sink) -> EncodeCall:
+        """Admits a request; ``sink`` gets ``Accepted`` before this returns, everything else later.
+
+        Raises:
+            ServiceError: it is refused as a whole; ``sink`` was not called.
+        """
+        ...
+
+    def cancel(self, command: CancelCommand) -> CancelOutcome:
+        """Cancels the parts of the target that are not READY; their requests are told."""
+        ...
+
+    def release(self, leases: Sequence[tuple[bytes, ReadOutcome]]) -> list[LeaseState]:
+        """Gives leases back; HELD means that it was alive until now."""
+        ...
+
+    def renew(self, leases: Sequence[bytes], ttl: float | None) -> list[LeaseOutcome]:
+        """Extends leases. ``ttl`` in seconds; None is the default."""
+        ...
+
+    def slot_nbytes(self, lease: bytes) -> int:
+        """The payload bytes of a leased slot.
+
+        Raises:
+            ServiceError: the lease is not alive.
+        """
+        ...
+
+    def read_slot(self, lease: bytes, offset: int, length: int) -> memoryview:
+        """A view of a leased slot's payload. It is valid only until the event loop runs on: copy it at once.
+
+        Raises:
+            ServiceError: the lease is not alive, or the range is not in the payload.
+        """
+        ...
+
+    def describe(self) -> GetServerInfoResponse:
+        """What the server is, can do, and is doing."""
+        ...

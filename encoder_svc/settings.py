@@ -1,0 +1,216 @@
+"""The settings of a server: one frozen object, made once, handed to whoever needs it.
+
+A value comes from the command line, else from the environment (``ENCODER_SVC_`` and the name in capitals), else from a
+TOML file (the name as a key), else from the default here. The field's description is its ``--help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from encoder_svc.errors import SetupError
+
+ENVIRONMENT_PREFIX = "ENCODER_SVC_"
+
+Group = Literal["Model", "Listening", "Resources", "Limits", "Leases", "Mooncake", "Operation"]
+
+
+def _field(group: Group, default: Any, description: str, **bounds: Any) -> Any:
+    return Field(default=default, description=description, json_schema_extra={"group": group}, **bounds)
+
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseModel):
+    """Everything that can be set. Frozen and validated."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    model: Path = _field("Model", ..., "folder of the checkpoint: config.json and safetensors, as on the hub")
+    device: str = _field("Model", "auto", "auto (cuda where there is one), cpu, cuda, or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _field(
+        "Model", "auto", "type of weights and embeddings; auto takes the checkpoint's, and float32 on a CPU without fast bfloat16"
+    )
+
+    listen: str = _field("Listening", "127.0.0.1:50051", "HOST:PORT of gRPC; port 0 takes a free one")
+    advertise: str = _field("Listening", "", "HOST:PORT that clients reach this server by; empty takes what it listens on")
+    allow_insecure: bool = _field("Listening", False, "serve other hosts without TLS")
+    tls_certificate: Path | None = _field("Listening", None, "PEM file with the server's certificate chain")
+    tls_key: Path | None = _field("Listening", None, "PEM file with the server's private key")
+    tls_client_ca: Path | None = _field("Listening", None, "PEM file with the authority that client certificates must come from")
+    reflection: bool = _field("Listening", True, "answer gRPC reflection, so that grpcurl needs no .proto files")
+    channelz: bool = _field("Listening", False, "answer gRPC channelz, for looking into connections")
+    metrics_listen: str = _field("Listening", "", "HOST:PORT of Prometheus metrics; empty serves none")
+
+    media_threads: Positive = _field("Resources", 1, "threads of one item's preprocessing")
+    engine_threads: int = _field("Resources", 0, "threads of a forward on a CPU; 0 takes one for each core", ge=0)
+    arena_bytes: ByteSize = _field("Resources", "1GiB", "memory that holds embeddings, per engine", ge=1 << 20)
+    input_arena_bytes: ByteSize = _field("Resources", "512MiB", "memory that holds prepared items before their forward", ge=1 << 20)
+    batch_patches: int = _field("Resources", 0, "patches of a batch at most; 0 takes 2048 on a CPU and 16384 on a GPU", ge=0)
+    batches_ahead: Positive = _field("Resources", 2, "batches that an engine holds: one that runs and those queued behind it")
+    prompt_arena_share: float = _field("Resources", 0.5, "share of an arena that one prompt may take", gt=0, le=1)
+
+    max_inline_bytes: ByteSize = _field("Limits", "8MiB", "size of one media file inside a request", ge=1)
+    max_message_bytes: ByteSize = _field("Limits", "64MiB", "size of one gRPC message", ge=1 << 16)
+    max_items: Positive = _field("Limits", 128, "items of one request")
+    max_parts: Positive = _field("Limits", 1024, "parts of one prompt")
+    max_receivers: Positive = _field("Limits", 16, "receivers of one request")
+    max_image_pixels: Positive = _field("Limits", 64_000_000, "pixels of a decoded image")
+    max_queued_parts: Positive = _field("Limits", 1024, "parts of all requests that have not ended")
+    max_queued_bytes: ByteSize = _field("Limits", "512MiB", "media bytes of all requests that wait to be prepared", ge=1 << 20)
+    prepare_seconds: Seconds = _field("Limits", 30.0, "time in which one item must be decoded")
+    space_seconds: Seconds = _field("Limits", 30.0, "time that a part waits for space before it fails")
+
+    lease_seconds: Seconds = _field("Leases", 60.0, "life of a lease when the caller names none")
+    max_lease_seconds: Seconds = _field("Leases", 600.0, "longest life of a lease")
+
+    mooncake: Literal["auto", "on", "off"] = _field(
+        "Mooncake", "auto", "serve embeddings by Mooncake; auto does where it loads and the server listens on loopback "
+        "only, since Mooncake lets any peer that reaches its port read and write the arena"
+    )
+    mooncake_host: str = _field("Mooncake", "", "address that peers reach this host by; empty takes the advertised one")
+    mooncake_protocol: Literal["tcp", "rdma"] = _field("Mooncake", "tcp", "how Mooncake moves bytes")
+    mooncake_devices: str = _field("Mooncake", "", "RDMA devices, with commas between them; empty takes all")
+
+    start_seconds: Seconds = _field("Operation", 600.0, "time in which an engine must be ready")
+    restart_seconds: Seconds = _field("Operation", 0.5, "pause before a dead process is started again; doubles up to 30 s while it keeps dying")
+    drain_seconds: Seconds = _field("Operation", 10.0, "time that admitted work has to end after SIGTERM")
+    log_level: Literal["debug", "info", "warning", "error"] = _field("Operation", "info", "least severity of log lines")
+
+    @field_validator("listen", "advertise", "metrics_listen")
+    @classmethod
+    def _is_host_and_port(cls, value: str) -> str:
+        if value:
+            split_address(value)
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _is_device(cls, value: str) -> str:
+        kind, _, index = value.partition(":")
+        if value not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):
+            raise ValueError("not a device; use auto, cpu, cuda or cuda:N")
+        return value
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together; give both or neither")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        if not (self.listens_on_loopback or self.tls_certificate or self.allow_insecure):
+            raise ValueError(
+                f"listening on {self.listen} would serve other hosts without TLS; give --tls-certificate and --tls-key, "
+                "or --allow-insecure if the network is trusted, or listen on 127.0.0.1"
+            )
+        if self.max_lease_seconds < self.lease_seconds:
+            raise ValueError("max_lease_seconds is less than lease_seconds")
+        if self.max_inline_bytes >= self.max_message_bytes:
+            raise ValueError("max_inline_bytes must be less than max_message_bytes")
+        return self
+
+    @property
+    def listens_on_loopback(self) -> bool:
+        """Only processes of this host can connect."""
+        host, _ = split_address(self.listen)
+        if host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits ``HOST:PORT`` or ``[IPv6]:PORT``.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    host, separator, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return host, int(port)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds one option for each setting, and ``--config``."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings, one key each")
+    groups: dict[str, Any] = {}
+    for name, field in Settings.model_fields.items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict)
+        group = groups.setdefault(str(extra["group"]), parser.add_argument_group(str(extra["group"])))
+        option = "--" + name.replace("_", "-")
+        text = (field.description or "").replace("%", "%%")
+        if field.annotation is bool:
+            group.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=f"{text} (default: {'yes' if field.default else 'no'})")
+            continue
+        shown = "required" if field.is_required() else f"default: {field.default}" if field.default not in ("", None) else ""
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
+        group.add_argument(
+            option, default=None, metavar="{" + ",".join(choices) + "}" if choices else _metavar(field.annotation),
+            help=f"{text} ({shown})" if shown else text,
+        )
+
+
+def _metavar(annotation: Any) -> str:
+    if isinstance(annotation, UnionType):
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return {Path: "PATH", int: "N", float: "X", ByteSize: "BYTES"}.get(annotation, "TEXT")
+
+
+def load_settings(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Settings:
+    """Merges command line, environment and file.
+
+    Raises:
+        SetupError: a value is wrong, or a name is not a setting; the message says where it came from.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    file: Path | None = arguments.config
+    if file is not None:
+        try:
+            table = tomllib.loads(file.read_text())
+        except OSError as error:
+            raise SetupError(f"cannot read the settings file {file}: {error.strerror}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise SetupError(f"the settings file {file} is not TOML: {error}") from None
+        for name, value in table.items():
+            values[name], origins[name] = value, f"{name} in {file}"
+    for name in Settings.model_fields:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if variable in environment:
+            values[name], origins[name] = environment[variable], variable
+        given = getattr(arguments, name, None)
+        if given is not None:
+            values[name], origins[name] = given, "--" + name.replace("_", "-")
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise SetupError("\n".join(_describe(origins, fault) for fault in error.errors())) from None
+
+
+def _describe(origins: Mapping[str, str], fault: Any) -> str:
+    name = str(fault["loc"][0]) if fault["loc"] else ""
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "missing":
+        option = name.replace("_", "-")
+        return f"--{option} is required (or {ENVIRONMENT_PREFIX}{name.upper()}, or {name} in the settings file)"
+    if fault["type"] == "extra_forbidden":
+        return f"{origins[name]} is not a setting; `encoder-svc serve --help` lists them"
+    return f"{origins.get(name, name)}: {message}" if name else message
