@@ -109,4 +109,4 @@ class ServiceError(Exception):
 
 
 class SetupError(Exception):
-    """The service cannot start as it is set up. The message tells the operator what to change; no traceback is shown."""
+    """The service cannot start as it is set up. The message tells the operator what to change; it is shown alone."""

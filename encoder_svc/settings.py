@@ -40,15 +40,21 @@ class Settings(BaseModel):
     model: Path = _field("Model", ..., "folder of the checkpoint: config.json and safetensors, as on the hub")
     device: str = _field("Model", "auto", "auto (cuda where there is one), cpu, cuda, or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _field(
-        "Model", "auto", "type of weights and embeddings; auto takes the checkpoint's, and float32 on a CPU without fast bfloat16"
+        "Model",
+        "auto",
+        "type of weights and embeddings; auto takes the checkpoint's, and float32 on a CPU without fast bfloat16",
     )
 
     listen: str = _field("Listening", "127.0.0.1:50051", "HOST:PORT of gRPC; port 0 takes a free one")
-    advertise: str = _field("Listening", "", "HOST:PORT that clients reach this server by; empty takes what it listens on")
+    advertise: str = _field(
+        "Listening", "", "HOST:PORT that clients reach this server by; empty takes what it listens on"
+    )
     allow_insecure: bool = _field("Listening", False, "serve other hosts without TLS")
     tls_certificate: Path | None = _field("Listening", None, "PEM file with the server's certificate chain")
     tls_key: Path | None = _field("Listening", None, "PEM file with the server's private key")
-    tls_client_ca: Path | None = _field("Listening", None, "PEM file with the authority that client certificates must come from")
+    tls_client_ca: Path | None = _field(
+        "Listening", None, "PEM file with the authority that client certificates must come from"
+    )
     reflection: bool = _field("Listening", True, "answer gRPC reflection, so that grpcurl needs no .proto files")
     channelz: bool = _field("Listening", False, "answer gRPC channelz, for looking into connections")
     metrics_listen: str = _field("Listening", "", "HOST:PORT of Prometheus metrics; empty serves none")
@@ -56,9 +62,15 @@ class Settings(BaseModel):
     media_threads: Positive = _field("Resources", 1, "threads of one item's preprocessing")
     engine_threads: int = _field("Resources", 0, "threads of a forward on a CPU; 0 takes one for each core", ge=0)
     arena_bytes: ByteSize = _field("Resources", "1GiB", "memory that holds embeddings, per engine", ge=1 << 20)
-    input_arena_bytes: ByteSize = _field("Resources", "512MiB", "memory that holds prepared items before their forward", ge=1 << 20)
-    batch_patches: int = _field("Resources", 0, "patches of a batch at most; 0 takes 2048 on a CPU and 16384 on a GPU", ge=0)
-    batches_ahead: Positive = _field("Resources", 2, "batches that an engine holds: one that runs and those queued behind it")
+    input_arena_bytes: ByteSize = _field(
+        "Resources", "512MiB", "memory that holds prepared items before their forward", ge=1 << 20
+    )
+    batch_patches: int = _field(
+        "Resources", 0, "patches of a batch at most; 0 takes 2048 on a CPU and 16384 on a GPU", ge=0
+    )
+    batches_ahead: Positive = _field(
+        "Resources", 2, "batches that an engine holds: one that runs and those queued behind it"
+    )
     prompt_arena_share: float = _field("Resources", 0.5, "share of an arena that one prompt may take", gt=0, le=1)
 
     max_inline_bytes: ByteSize = _field("Limits", "8MiB", "size of one media file inside a request", ge=1)
@@ -68,7 +80,9 @@ class Settings(BaseModel):
     max_receivers: Positive = _field("Limits", 16, "receivers of one request")
     max_image_pixels: Positive = _field("Limits", 64_000_000, "pixels of a decoded image")
     max_queued_parts: Positive = _field("Limits", 1024, "parts of all requests that have not ended")
-    max_queued_bytes: ByteSize = _field("Limits", "512MiB", "media bytes of all requests that wait to be prepared", ge=1 << 20)
+    max_queued_bytes: ByteSize = _field(
+        "Limits", "512MiB", "media bytes of all requests that wait to be prepared", ge=1 << 20
+    )
     prepare_seconds: Seconds = _field("Limits", 30.0, "time in which one item must be decoded")
     space_seconds: Seconds = _field("Limits", 30.0, "time that a part waits for space before it fails")
 
@@ -76,15 +90,19 @@ class Settings(BaseModel):
     max_lease_seconds: Seconds = _field("Leases", 600.0, "longest life of a lease")
 
     mooncake: Literal["auto", "on", "off"] = _field(
-        "Mooncake", "auto", "serve embeddings by Mooncake; auto does where it loads and the server listens on loopback "
-        "only, since Mooncake lets any peer that reaches its port read and write the arena"
+        "Mooncake",
+        "auto",
+        "serve embeddings by Mooncake; auto does where it loads and the server listens on loopback "
+        "only, since Mooncake lets any peer that reaches its port read and write the arena",
     )
     mooncake_host: str = _field("Mooncake", "", "address that peers reach this host by; empty takes the advertised one")
     mooncake_protocol: Literal["tcp", "rdma"] = _field("Mooncake", "tcp", "how Mooncake moves bytes")
     mooncake_devices: str = _field("Mooncake", "", "RDMA devices, with commas between them; empty takes all")
 
     start_seconds: Seconds = _field("Operation", 600.0, "time in which an engine must be ready")
-    restart_seconds: Seconds = _field("Operation", 0.5, "pause before a dead process is started again; doubles up to 30 s while it keeps dying")
+    restart_seconds: Seconds = _field(
+        "Operation", 0.5, "pause before a dead process is started again; doubles up to 30 s while it keeps dying"
+    )
     drain_seconds: Seconds = _field("Operation", 10.0, "time that admitted work has to end after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = _field("Operation", "info", "least severity of log lines")
 
@@ -111,8 +129,8 @@ class Settings(BaseModel):
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
         if not (self.listens_on_loopback or self.tls_certificate or self.allow_insecure):
             raise ValueError(
-                f"listening on {self.listen} would serve other hosts without TLS; give --tls-certificate and --tls-key, "
-                "or --allow-insecure if the network is trusted, or listen on 127.0.0.1"
+                f"listening on {self.listen} would serve other hosts without TLS; give --tls-certificate and --tls-key"
+                ", or --allow-insecure if the network is trusted, or listen on 127.0.0.1"
             )
         if self.max_lease_seconds < self.lease_seconds:
             raise ValueError("max_lease_seconds is less than lease_seconds")
@@ -156,12 +174,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         option = "--" + name.replace("_", "-")
         text = (field.description or "").replace("%", "%%")
         if field.annotation is bool:
-            group.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=f"{text} (default: {'yes' if field.default else 'no'})")
+            group.add_argument(
+                option,
+                action=argparse.BooleanOptionalAction,
+                default=None,
+                help=f"{text} (default: {'yes' if field.default else 'no'})",
+            )
             continue
-        shown = "required" if field.is_required() else f"default: {field.default}" if field.default not in ("", None) else ""
+        shown = (
+            "required"
+            if field.is_required()
+            else f"default: {field.default}"
+            if field.default not in ("", None)
+            else ""
+        )
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
         group.add_argument(
-            option, default=None, metavar="{" + ",".join(choices) + "}" if choices else _metavar(field.annotation),
+            option,
+            default=None,
+            metavar="{" + ",".join(choices) + "}" if choices else _metavar(field.annotation),
             help=f"{text} ({shown})" if shown else text,
         )
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef
-
 from encoder_svc.errors import ServiceError
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome
-
 from encoder_svc.runtime.commands import CancelCommand, EncodeCommand
 from encoder_svc.runtime.events import Event
+from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome
 
 Sink = Callable[[Event], None]
 """Takes the events of one request, in order, called on the event loop. It must not block or raise."""

@@ -25,6 +25,7 @@ class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DATA_TYPE_BFLOAT16: _ClassVar[DataType]
     DATA_TYPE_INT64: _ClassVar[DataType]
     DATA_TYPE_INT32: _ClassVar[DataType]
+    DATA_TYPE_UINT8: _ClassVar[DataType]
 
 class ChecksumAlgorithm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -48,6 +49,7 @@ DATA_TYPE_FLOAT16: DataType
 DATA_TYPE_BFLOAT16: DataType
 DATA_TYPE_INT64: DataType
 DATA_TYPE_INT32: DataType
+DATA_TYPE_UINT8: DataType
 CHECKSUM_ALGORITHM_UNSPECIFIED: ChecksumAlgorithm
 CHECKSUM_ALGORITHM_XXH3_64: ChecksumAlgorithm
 CHECKSUM_ALGORITHM_CRC32C: ChecksumAlgorithm

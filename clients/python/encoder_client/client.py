@@ -1,0 +1,333 @@
+"""The asynchronous client of one encoder service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+from epd.encoder.v1 import encoder_service_pb2 as service
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef
+from epd.encoder.v1.encoder_service_pb2 import CachePolicy, Delivery, LeaseState, ReadOutcome
+from epd.encoder.v1.media_pb2 import MediaItem
+from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from encoder_client import chunk_checks
+from encoder_client.embedding import Embedding
+from encoder_client.encode_call import EncodeCall
+from encoder_client.errors import EncoderClientError, ReadError, from_rpc_error
+from encoder_client.media import placed
+from encoder_client.pool import EmbeddingPool, Slot
+from encoder_client.reading import ChunkReader
+from encoder_client.releases import ReleaseBatcher
+from encoder_client.stub import EncoderStub
+from encoder_client.transports import Reader
+from encoder_client.transports.inline import InlineReader
+
+logger = logging.getLogger("encoder_client")
+
+SERVICE = "epd.encoder.v1.EncoderService"
+
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", 64 << 20),
+    # A server that vanished without a word is noticed during a call. Pings without a call are refused by servers.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+)
+
+
+class EncoderClient:
+    """Encodes media and reads the embeddings.
+
+    Use it as an async context manager, in one event loop.
+
+    Args:
+        target: the gRPC target of the encoder, such as ``127.0.0.1:50051``.
+        credentials: TLS; None speaks plain text.
+        receiver: the name under which leases are granted to this process. Empty: the caller of ``Encode``.
+        pool: where embeddings are read to. None: a pool of 256 MiB.
+        transports: names, the preferred first, out of ``mooncake`` and ``inline``. One that cannot be loaded here is
+            left out, with a line in the log.
+        mooncake_host: the address of this host for Mooncake peers. Empty: found from the route to the encoder.
+        expected_fingerprint: 32 bytes: only embeddings of exactly these weights, dtype, preprocessing and width are
+            taken. Empty: any.
+        read_timeout: seconds that a read may take, waiting for space not counted, and for space again as many.
+
+    Example:
+        >>> async with EncoderClient("127.0.0.1:50051") as client:
+        ...     async with client.encode([image(Path("cat.jpg"))]) as call:
+        ...         [embedding] = await call.embeddings()
+        ...     print(embedding.numpy().shape, embedding.transport)
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        receiver: str = "",
+        pool: EmbeddingPool | None = None,
+        transports: Sequence[str] = ("mooncake", "inline"),
+        mooncake_host: str = "",
+        expected_fingerprint: bytes = b"",
+        read_timeout: float = 30.0,
+    ) -> None:
+        self.target = target
+        self.receiver = receiver
+        self.pool = pool if pool is not None else EmbeddingPool()
+        self.expected_fingerprint = expected_fingerprint
+        self.read_timeout = read_timeout
+        self._credentials = credentials
+        self._instance = ""
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, EncoderStub] = {}
+        self._releases: dict[str, ReleaseBatcher] = {}
+        self._readers = _readers(transports, self.pool, mooncake_host, InlineReader(self._stub_of))
+
+    @property
+    def stub(self) -> EncoderStub:
+        """The raw calls of the encoder at :attr:`target`."""
+        return self._stub(self.target)
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """The transports that this client can read by, the preferred first."""
+        return tuple(self._readers)
+
+    async def __aenter__(self) -> Self:
+        self._stub(self.target)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for batcher in self._releases.values():
+            await batcher.close()
+        for channel in self._channels.values():
+            await channel.close()
+        for reader in self._readers.values():
+            reader.close()
+
+    def encode(
+        self,
+        items: Sequence[MediaItem],
+        *,
+        prompt_id: str = "",
+        request_id: str = "",
+        num_parts: int = 0,
+        timeout: float | None = None,
+        receivers: Sequence[str] = (),
+        delivery: Delivery = Delivery.DELIVERY_UNSPECIFIED,
+        priority: int = 0,
+        cache_policy: CachePolicy = CachePolicy.CACHE_POLICY_UNSPECIFIED,
+        cache_salt: bytes = b"",
+        lease_ttl: float | None = None,
+        skip_layout: bool = False,
+    ) -> EncodeCall:
+        """Encodes some or all items of one prompt; the call begins when the result is entered with ``async with``.
+
+        Args:
+            items: made by :func:`image`, :func:`video`, :func:`audio`. Those without a ``part_idx`` take their index.
+            prompt_id: groups the parts of a prompt over calls. Empty: the request's id.
+            request_id: names the call. Empty: the server makes one.
+            num_parts: the items of the whole prompt. 0: as many as ``items``.
+            timeout: the deadline, in seconds. None: none.
+            receivers: names of other parties that get the embeddings; implies that delivery.
+            delivery: who gets the embeddings; unspecified: the caller, or ``receivers`` if there are any.
+            priority: larger goes first among requests that wait; from -100 to 100.
+            cache_policy: how the encoder's cache is used.
+            cache_salt: separates cache entries of callers who must not share them.
+            lease_ttl: seconds that leases live. None: the server's default.
+            skip_layout: leave the LAYOUT events out.
+        """
+        if receivers and not delivery:
+            delivery = Delivery.DELIVERY_RECEIVERS
+        request = service.EncodeRequest(
+            request_id=request_id,
+            prompt_id=prompt_id,
+            num_parts=num_parts,
+            items=placed(items),
+            delivery=delivery,
+            receivers=receivers,
+            priority=priority,
+            cache_policy=cache_policy,
+            cache_salt=cache_salt,
+            expected_fingerprint=self.expected_fingerprint,
+            lease_ttl=_duration(lease_ttl),
+            skip_layout=skip_layout,
+        )
+        return EncodeCall(self, request, timeout)
+
+    async def read(self, chunk: EmbeddingChunk, *, transports: Sequence[str] = ()) -> Embedding:
+        """Reads the embedding that a READY chunk describes, checks it, and gives the lease back.
+
+        The chunk may come from a call of this client or, serialised, from any other process.
+
+        Args:
+            chunk: READY, with a lease for :attr:`receiver`.
+            transports: names, the preferred first. Empty: those of the client.
+
+        Raises:
+            ChunkError: the chunk must not be used.
+            PoolError: there is no space.
+            ReadError: the bytes could not be had, were damaged, or the lease had ended.
+        """
+        try:
+            chunk_checks.check_ready(chunk)
+            reservation = await self.pool.reserve(chunk.prompt_id, [chunk.nbytes], self.read_timeout)
+        except BaseException:
+            await self.abandon([chunk])
+            raise
+        return await self.read_into(chunk, reservation.take(0), transports=transports)
+
+    async def read_into(self, chunk: EmbeddingChunk, slot: Slot, *, transports: Sequence[str] = ()) -> Embedding:
+        """As :meth:`read`, into space that is reserved already."""
+        names = transports or self.transports
+        readers = {name: self._readers[name] for name in names if name in self._readers}
+        reader = ChunkReader(readers, self.receiver, self.expected_fingerprint, self._releases_of(chunk.encoder))
+        return await reader.read(chunk, slot, self.read_timeout)
+
+    async def abandon(self, chunks: Sequence[EmbeddingChunk]) -> None:
+        """Gives back the leases of READY chunks that nobody will read. What cannot be given back runs out by itself."""
+        waits = [
+            self._releases_of(chunk.encoder).release(lease.lease_id, ReadOutcome.READ_OUTCOME_ABANDONED)
+            for chunk in chunks
+            for lease in chunk.leases
+            if lease.receiver_id == self.receiver
+        ]
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    async def renew(self, chunks: Sequence[EmbeddingChunk], ttl: float | None = None) -> list[float]:
+        """Extends this receiver's leases of READY chunks.
+
+        Args:
+            chunks: of one server.
+            ttl: seconds from now. None: the server's default.
+
+        Returns:
+            For each chunk the seconds that its lease lives from now.
+
+        Raises:
+            ReadError: a lease had ended.
+            EncoderError: the call failed.
+        """
+        if not chunks:
+            return []
+        leases = [chunk_checks.lease_of(chunk, self.receiver).lease_id for chunk in chunks]
+        request = service.RenewRequest(lease_ids=leases, ttl=_duration(ttl))
+        try:
+            response = await self._stub_of(chunks[0].encoder).renew(request, timeout=self.read_timeout)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        for chunk, status in zip(chunks, response.leases, strict=True):
+            if status.state != LeaseState.LEASE_STATE_HELD:
+                state = LeaseState.Name(status.state).removeprefix("LEASE_STATE_")
+                raise ReadError(f"the lease of part {chunk.part_idx} cannot be renewed: it is {state}")
+        return [status.ttl.ToNanoseconds() / 1e9 for status in response.leases]
+
+    async def cancel(self, *, request_id: str = "", prompt_id: str = "") -> service.CancelResponse:
+        """Cancels the parts of a request or of a prompt that are not READY; give one of the two.
+
+        Raises:
+            EncoderError: the call failed.
+        """
+        if bool(request_id) == bool(prompt_id):
+            raise ValueError("give either request_id or prompt_id")
+        target = {"request_id": request_id} if request_id else {"prompt_id": prompt_id}
+        try:
+            return await self.stub.cancel(service.CancelRequest(**target), timeout=self.read_timeout)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+
+    async def server_info(self, timeout: float = 10.0) -> service.GetServerInfoResponse:
+        """What the encoder is, can do, and is doing.
+
+        Raises:
+            EncoderError: the call failed.
+        """
+        try:
+            info = await self.stub.server_info(service.GetServerInfoRequest(), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        self.note_encoder(info.encoder)
+        return info
+
+    async def health(self, timeout: float = 10.0) -> bool:
+        """The encoder takes requests.
+
+        Raises:
+            EncoderError: the call failed; an encoder that cannot be reached is not told apart from other failures.
+        """
+        stub = HealthStub(self._channel(self.target))
+        try:
+            answer: HealthCheckResponse = await stub.Check(HealthCheckRequest(service=SERVICE), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        return answer.status == HealthCheckResponse.SERVING
+
+    def note_encoder(self, encoder: EncoderRef) -> None:
+        """Learns which server answers at :attr:`target`, so that its chunks are read on the same channel."""
+        self._instance = encoder.instance_id
+
+    def _target_of(self, encoder: EncoderRef) -> str:
+        if encoder.instance_id == self._instance or not encoder.grpc_target:
+            return self.target
+        return encoder.grpc_target
+
+    def _stub_of(self, encoder: EncoderRef) -> EncoderStub:
+        return self._stub(self._target_of(encoder))
+
+    def _releases_of(self, encoder: EncoderRef) -> ReleaseBatcher:
+        target = self._target_of(encoder)
+        if target not in self._releases:
+            self._releases[target] = ReleaseBatcher(self._stub(target), min(5.0, self.read_timeout))
+        return self._releases[target]
+
+    def _stub(self, target: str) -> EncoderStub:
+        if target not in self._stubs:
+            self._stubs[target] = EncoderStub(self._channel(target))
+        return self._stubs[target]
+
+    def _channel(self, target: str) -> grpc.aio.Channel:
+        if target not in self._channels:
+            self._channels[target] = (
+                grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+                if self._credentials is None
+                else grpc.aio.secure_channel(target, self._credentials, options=_CHANNEL_OPTIONS)
+            )
+        return self._channels[target]
+
+
+def _duration(seconds: float | None) -> Duration | None:
+    if seconds is None:
+        return None
+    result = Duration()
+    result.FromNanoseconds(round(seconds * 1e9))
+    return result
+
+
+def _readers(names: Sequence[str], pool: EmbeddingPool, mooncake_host: str, inline: InlineReader) -> dict[str, Reader]:
+    readers: dict[str, Reader] = {}
+    for name in names:
+        match name:
+            case "inline":
+                readers[name] = inline
+            case "mooncake":
+                from encoder_client.transports.mooncake import MooncakeReader
+
+                try:
+                    readers[name] = MooncakeReader(pool, mooncake_host)
+                except ImportError as error:
+                    logger.info("mooncake is left out, it cannot be loaded: %s", error)
+            case _:
+                raise ValueError(f"no transport is named {name!r}; there are mooncake and inline")
+    if not readers:
+        raise EncoderClientError("none of the transports can be loaded here; add `inline`, which always can")
+    return readers

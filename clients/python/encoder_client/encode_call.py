@@ -1,0 +1,200 @@
+"""One ``Encode`` call, from the caller's side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import grpc
+from epd.encoder.v1 import encoder_service_pb2 as service
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+
+from encoder_client import chunk_checks
+from encoder_client.embedding import Embedding
+from encoder_client.errors import ChunkError, EncoderError, PartError, from_rpc_error
+from encoder_client.events import Accepted, Complete, Event, Layout, PartCancelled, PartFailed, Ready, events_of
+from encoder_client.pool import Reservation
+
+if TYPE_CHECKING:
+    from encoder_client.client import EncoderClient
+
+
+class EncodeCall:
+    """A call that runs while its ``async with`` does: leaving cancels the parts that are not READY.
+
+    Iterate over it for the events, or ask for the :meth:`embeddings`, or first one, then the other: what was seen is
+    remembered. Every chunk has been checked (it belongs to the call, lies inside its bytes, READY is what LAYOUT said)
+    before it is seen. Made by :meth:`EncoderClient.encode`.
+
+    Example:
+        >>> async with client.encode([image(photo)], prompt_id="p1") as call:
+        ...     async for event in call:
+        ...         match event:
+        ...             case Layout(chunk): ...
+        ...             case Ready(chunk): embedding = await client.read(chunk)
+    """
+
+    def __init__(self, client: EncoderClient, request: service.EncodeRequest, timeout: float | None) -> None:
+        self._client = client
+        self._request = request
+        self._timeout = timeout
+        self._parts = [item.part_idx for item in request.items]
+        self._stream: grpc.aio.UnaryStreamCall[service.EncodeRequest, service.EncodeResponse] | None = None
+        self._events: AsyncGenerator[Event, None] | None = None
+        self._accepted: Accepted | None = None
+        self._layouts: dict[int, EmbeddingChunk] = {}
+        self._ready: dict[int, EmbeddingChunk] = {}
+        self._ended: dict[int, PartError] = {}
+        self._complete: Complete | None = None
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """What the encoder answered, once that event has been seen: the ids that it gave."""
+        return self._accepted
+
+    @property
+    def layouts(self) -> dict[int, EmbeddingChunk]:
+        """The LAYOUT chunks seen so far, by ``part_idx``."""
+        return dict(self._layouts)
+
+    @property
+    def complete(self) -> Complete | None:
+        """The last event, once it has been seen."""
+        return self._complete
+
+    async def __aenter__(self) -> EncodeCall:
+        self._stream = self._client.stub.encode(self._request, timeout=self._timeout)
+        self._events = self._receive(self._stream)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._stream is not None and self._events is not None
+        self._stream.cancel()
+        with suppress(RuntimeError):  # another task still waits for an event; it sees the cancelled call
+            await self._events.aclose()
+
+    def __aiter__(self) -> AsyncGenerator[Event, None]:
+        if self._events is None:
+            raise RuntimeError("an encode call runs inside `async with` only")
+        return self._events
+
+    async def _receive(
+        self, stream: grpc.aio.UnaryStreamCall[service.EncodeRequest, service.EncodeResponse]
+    ) -> AsyncGenerator[Event, None]:
+        try:
+            async for response in stream:
+                for event in events_of(response):
+                    self._note(event)
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        if self._complete is None:
+            raise EncoderError(grpc.StatusCode.INTERNAL, "the call ended with OK and without Complete")
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case Accepted():
+                self._accepted = event
+                self._client.note_encoder(event.encoder)
+            case Layout(chunk):
+                self._check(chunk)
+                self._layouts[chunk.part_idx] = chunk
+            case Ready(chunk):
+                self._check(chunk)
+                chunk_checks.check_ready(chunk)
+                if (layout := self._layouts.get(chunk.part_idx)) is not None:
+                    chunk_checks.check_follows(chunk, layout)
+                self._end(chunk.part_idx)
+                self._ready[chunk.part_idx] = chunk
+            case PartFailed():
+                self._end(event.part_idx)
+                self._ended[event.part_idx] = PartError(event.prompt_id, event.part_idx, event.error)
+            case PartCancelled():
+                self._end(event.part_idx)
+                cancelled = EncoderError(grpc.StatusCode.CANCELLED, "the part was cancelled")
+                self._ended[event.part_idx] = PartError(event.prompt_id, event.part_idx, cancelled)
+            case Complete():
+                missing = [part for part in self._parts if part not in self._ready and part not in self._ended]
+                if missing:
+                    raise ChunkError("part_idx", f"the call is complete, and parts {missing} have not ended")
+                self._complete = event
+
+    def _check(self, chunk: EmbeddingChunk) -> None:
+        if self._accepted is None:
+            raise ChunkError("request_id", "it came before the call was accepted")
+        chunk_checks.check_belongs(chunk, self._accepted, self._parts)
+        chunk_checks.check_fingerprint(chunk, self._request.expected_fingerprint)
+        chunk_checks.check_shape(chunk)
+
+    def _end(self, part_idx: int) -> None:
+        if part_idx not in self._parts:
+            raise ChunkError("part_idx", f"the call did not ask for part {part_idx}")
+        if part_idx in self._ready or part_idx in self._ended:
+            raise ChunkError("part_idx", f"part {part_idx} ended twice")
+
+    async def embeddings(self) -> list[Embedding]:
+        """Reads the call's embeddings, each as soon as it is READY, and waits for the last.
+
+        Space in the pool is reserved for all of them at once, as soon as the size of each is known.
+
+        Returns:
+            One for each item, in the order of the items.
+
+        Raises:
+            PartError: a part failed or was cancelled. The others are let go.
+            EncoderError: the call failed as a whole.
+            ChunkError, ReadError, PoolError: an embedding could not be read.
+        """
+        reads: dict[int, asyncio.Task[Embedding]] = {}
+        reservation: Reservation | None = None
+        try:
+            while True:
+                self._raise_for_ended()
+                if reservation is None and (sizes := self._sizes()) is not None:
+                    reservation = await self._client.pool.reserve(self._prompt_id(), sizes, self._client.read_timeout)
+                if reservation is not None:
+                    self._start_reads(reads, reservation)
+                if len(reads) == len(self._parts):
+                    break
+                if await anext(aiter(self), None) is None:
+                    raise EncoderError(grpc.StatusCode.INTERNAL, "the call is complete without its embeddings")
+            while self._complete is None:
+                await anext(aiter(self))
+            return [await reads[part] for part in self._parts]
+        except BaseException:
+            await self._let_go(reads)
+            raise
+        finally:
+            if reservation is not None:
+                reservation.close()
+
+    def _start_reads(self, reads: dict[int, asyncio.Task[Embedding]], reservation: Reservation) -> None:
+        for index, part in enumerate(self._parts):
+            if part in self._ready and part not in reads:
+                chunk = self._ready[part]
+                slot = reservation.take(index, chunk.nbytes)
+                reads[part] = asyncio.create_task(self._client.read_into(chunk, slot))
+
+    async def _let_go(self, reads: dict[int, asyncio.Task[Embedding]]) -> None:
+        """Ends reads that run (they release their leases), and releases what nobody will read."""
+        for task in reads.values():
+            task.cancel()
+        await asyncio.gather(*reads.values(), return_exceptions=True)
+        await self._client.abandon([chunk for part, chunk in self._ready.items() if part not in reads])
+
+    def _raise_for_ended(self) -> None:
+        for error in self._ended.values():
+            raise error
+
+    def _sizes(self) -> list[int] | None:
+        known = {**self._layouts, **self._ready}
+        return [known[part].nbytes for part in self._parts] if len(known) == len(self._parts) else None
+
+    def _prompt_id(self) -> str:
+        assert self._accepted is not None
+        return self._accepted.prompt_id

@@ -1,0 +1,119 @@
+"""Giving leases back, many in one call.
+
+A ``Release`` of its own for every read costs more than the read of a small embedding, so leases that end within about a
+millisecond travel together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+from epd.encoder.v1 import encoder_service_pb2 as service
+from epd.encoder.v1.encoder_service_pb2 import LeaseState, ReadOutcome
+
+from encoder_client.errors import EncoderError, from_rpc_error
+from encoder_client.stub import EncoderStub
+
+FLUSH_SECONDS = 0.001
+MAX_LEASES = 1024
+"""Of one ``ReleaseRequest``, by the contract."""
+
+_RETRIED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
+
+
+@dataclass(frozen=True)
+class _Wish:
+    lease_id: bytes
+    outcome: ReadOutcome
+    answer: asyncio.Future[LeaseState]
+
+
+class ReleaseBatcher:
+    """Collects releases for one server.
+
+    Args:
+        stub: the server.
+        timeout: seconds that a release may take, with its retries. It is idempotent, so a lost answer does no harm.
+    """
+
+    def __init__(self, stub: EncoderStub, timeout: float) -> None:
+        self._stub = stub
+        self._timeout = timeout
+        self._pending: list[_Wish] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._flights: set[asyncio.Task[None]] = set()
+
+    async def release(self, lease_id: bytes, outcome: ReadOutcome) -> LeaseState:
+        """Gives a lease back.
+
+        Args:
+            lease_id: the lease.
+            outcome: how its read ended.
+
+        Returns:
+            Its state: what was read is good only if that is HELD or ALREADY_RELEASED.
+
+        Raises:
+            EncoderError: the server did not answer in time; nothing is known of the lease.
+        """
+        loop = asyncio.get_running_loop()
+        wish = _Wish(lease_id, outcome, loop.create_future())
+        self._pending.append(wish)
+        if len(self._pending) >= MAX_LEASES:
+            self._flush()
+        elif self._timer is None:
+            self._timer = loop.call_later(FLUSH_SECONDS, self._flush)
+        return await wish.answer
+
+    async def close(self) -> None:
+        """Sends what is pending and waits for the answers."""
+        self._flush()
+        while self._flights:
+            await asyncio.wait(self._flights)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pending:
+            wishes, self._pending = self._pending, []
+            flight = asyncio.get_running_loop().create_task(self._send(wishes))
+            self._flights.add(flight)
+            flight.add_done_callback(self._flights.discard)
+
+    async def _send(self, wishes: list[_Wish]) -> None:
+        request = service.ReleaseRequest(
+            leases=[service.LeaseRelease(lease_id=wish.lease_id, outcome=wish.outcome) for wish in wishes]
+        )
+        try:
+            response = await self._call(request)
+            states = [status.state for status in response.leases]
+            if len(states) != len(wishes):
+                raise EncoderError(
+                    grpc.StatusCode.INTERNAL, f"{len(wishes)} leases were released and {len(states)} answers came"
+                )
+        except BaseException as error:
+            for wish in wishes:
+                if not wish.answer.done():
+                    wish.answer.set_exception(error if isinstance(error, EncoderError) else asyncio.CancelledError())
+            if not isinstance(error, EncoderError):
+                raise
+            return
+        for wish, state in zip(wishes, states, strict=True):
+            if not wish.answer.done():
+                wish.answer.set_result(state)
+
+    async def _call(self, request: service.ReleaseRequest) -> service.ReleaseResponse:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._timeout
+        pause = 0.01
+        while True:
+            try:
+                return await self._stub.release(request, timeout=max(0.001, end - loop.time()))
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _RETRIED or loop.time() + pause >= end:
+                    raise from_rpc_error(error) from None
+            await asyncio.sleep(pause)
+            pause *= 2

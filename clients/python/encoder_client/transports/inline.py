@@ -1,0 +1,48 @@
+"""In band, by the ``Fetch`` call: works wherever gRPC does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+from epd.encoder.v1 import encoder_service_pb2 as service
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef, LeaseGrant, Locator
+
+from encoder_client.errors import from_rpc_error
+from encoder_client.pool import Slot
+from encoder_client.stub import EncoderStub
+from encoder_client.transports import TransportError
+
+
+class InlineReader:
+    """Reads by ``Fetch``.
+
+    Args:
+        stub_of: gives the stub of the server that holds an embedding.
+    """
+
+    name = "inline"
+
+    def __init__(self, stub_of: Callable[[EncoderRef], EncoderStub]) -> None:
+        self._stub_of = stub_of
+
+    async def read(self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float) -> None:
+        """See :class:`~encoder_client.transports.Reader`."""
+        target, position = slot.view, 0
+        call = self._stub_of(chunk.encoder).fetch(service.FetchRequest(lease_id=lease.lease_id), timeout=timeout)
+        try:
+            async for piece in call:
+                end = position + len(piece.data)
+                if end > chunk.nbytes:
+                    raise TransportError(f"more than {chunk.nbytes} bytes came")
+                target[position:end] = piece.data
+                position = end
+        except grpc.aio.AioRpcError as error:
+            raise TransportError(str(from_rpc_error(error))) from None
+        finally:
+            call.cancel()
+        if position != chunk.nbytes:
+            raise TransportError(f"{position} of {chunk.nbytes} bytes came")
+
+    def close(self) -> None:
+        """See :class:`~encoder_client.transports.Reader`. Channels are not this object's."""

@@ -1,0 +1,160 @@
+"""From a configuration to an engine that takes batches: towers, arena, transports, and a first forward."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import logging
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from encoder_svc import __version__
+from encoder_svc.engine.runner import Runner
+from encoder_svc.engine.staging import make_staging
+from encoder_svc.errors import SetupError
+from encoder_svc.models.adapter import Adapter, Progress, Tower
+from encoder_svc.models.registry import open_adapter
+from encoder_svc.shared_memory import SharedMemory
+from encoder_svc.transports.mooncake import MooncakeServer, TransportUnavailableError, serve_by_mooncake
+from epd.encoder.v1.embedding_pb2 import Transport
+from epd.encoder.v1.encoder_service_pb2 import ModelInfo, TransportInfo
+from epd.internal.v1.engine_pb2 import ConfigureEngine, EngineReady
+
+log = logging.getLogger(__name__)
+
+_MOONCAKE_DISTRIBUTIONS = (
+    "mooncake-transfer-engine-non-cuda",
+    "mooncake-transfer-engine",
+    "mooncake-transfer-engine-cuda13",
+)
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """An engine that takes batches."""
+
+    runner: Runner
+    ready: EngineReady
+    """What the front is told."""
+    mooncake: MooncakeServer | None
+    """Held for the life of the process: the arena is served as long as it lives."""
+
+
+def load_engine(
+    configuration: ConfigureEngine, input_arena: SharedMemory, arena: SharedMemory, progress: Progress
+) -> LoadedEngine:
+    """Loads everything and runs a warm-up forward, in the thread that will run the batches.
+
+    Args:
+        configuration: the model, the device and the transports.
+        input_arena: where the model's inputs will be.
+        arena: where the slots will be.
+        progress: told how far it is.
+
+    Raises:
+        SetupError: the engine cannot start as it is set up.
+    """
+    device = _open_device(configuration.device)
+    if configuration.threads:
+        torch.set_num_threads(configuration.threads)
+    adapter = open_adapter(Path(configuration.model), configuration.dtype)
+    tower = adapter.load_tower(device, progress)
+    progress("registering the arena", 0.0)
+    runner = Runner(tower, device, input_arena, arena, make_staging(device, arena))
+    transports, mooncake = _serve(configuration, arena)
+    progress("warming up", 0.0)
+    _warm_up(adapter, tower)
+    versions = _versions()
+    ready = EngineReady(
+        boot_id=secrets.token_hex(16),
+        model=_describe(Path(configuration.model).resolve().name, adapter, tower, versions),
+        transports=transports,
+        mooncake_session=mooncake.session if mooncake else "",
+        arena_address=arena.address,
+        versions=versions,
+    )
+    return LoadedEngine(runner, ready, mooncake)
+
+
+def cache_namespace(compatibility_fingerprint: bytes, versions: dict[str, str]) -> bytes:
+    r"""Names what content keys hold for: SHA-256 over the fingerprint and the code that computes.
+
+    Args:
+        compatibility_fingerprint: 32 bytes.
+        versions: of everything that decides results, by name.
+
+    Returns:
+        32 bytes: SHA-256(fingerprint ‖ "name=version\n" for each name, sorted).
+    """
+    code = "".join(f"{name}={version}\n" for name, version in sorted(versions.items()))
+    return hashlib.sha256(compatibility_fingerprint + code.encode()).digest()
+
+
+def _open_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        found = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
+        raise SetupError(f"the device {name!r} cannot be used; this machine has: {found}") from None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def _serve(configuration: ConfigureEngine, arena: SharedMemory) -> tuple[list[TransportInfo], MooncakeServer | None]:
+    inline = TransportInfo(transport=Transport.TRANSPORT_INLINE, available=True)
+    if not configuration.HasField("mooncake"):
+        reason = "the server is set up without it; see the setting mooncake"
+        return [inline, TransportInfo(transport=Transport.TRANSPORT_MOONCAKE, reason=reason)], None
+    settings = configuration.mooncake
+    try:
+        mooncake = serve_by_mooncake(arena, settings.host, settings.protocol, settings.devices)
+    except TransportUnavailableError as error:
+        log.warning("serving without Mooncake: %s", error)
+        return [inline, TransportInfo(transport=Transport.TRANSPORT_MOONCAKE, reason=str(error))], None
+    log.info("Mooncake serves the arena at %s by %s", mooncake.session, settings.protocol)
+    return [TransportInfo(transport=Transport.TRANSPORT_MOONCAKE, available=True), inline], mooncake
+
+
+@torch.inference_mode()
+def _warm_up(adapter: Adapter, tower: Tower) -> None:
+    (rows,) = tower.encode([adapter.warm_up_input()])
+    if not bool(torch.isfinite(rows).all()):
+        raise SetupError(
+            "the model's first output holds NaN or infinity: its weights are damaged, or do not fit the dtype; "
+            "try --dtype float32, or download the checkpoint again"
+        )
+
+
+def _describe(name: str, adapter: Adapter, tower: Tower, versions: dict[str, str]) -> ModelInfo:
+    deciding = {name: version for name, version in versions.items() if name != "mooncake"}
+    return ModelInfo(
+        name=name,
+        model_type=adapter.model_type,
+        modalities=adapter.modalities,
+        hidden_size=adapter.hidden_size,
+        dtype=adapter.dtype,
+        tensors=adapter.tensors,
+        compatibility_fingerprint=tower.compatibility_fingerprint,
+        cache_namespace=cache_namespace(tower.compatibility_fingerprint, deciding),
+        weights=tower.weights,
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {
+        "encoder_svc": __version__,
+        "torch": torch.__version__,
+        "transformers": importlib.metadata.version("transformers"),
+    }
+    for distribution in _MOONCAKE_DISTRIBUTIONS:
+        try:
+            versions["mooncake"] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        break
+    return versions

@@ -1,0 +1,191 @@
+"""Runs batches: inputs from the input arena, through the tower, into slots of the arena.
+
+A batch never fails as a whole. One that raises is halved until the items that cause it fail alone; an item whose rows
+are not finite fails alone. A device that answers nothing any more ends the engine: the front starts another.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from encoder_svc.engine.checksum import slot_checksum
+from encoder_svc.engine.staging import Staging
+from encoder_svc.errors import Reason, ServiceError
+from encoder_svc.models.adapter import Tower, TowerInput
+from encoder_svc.shared_memory import SharedMemory
+from encoder_svc.tensors import TORCH_DTYPES, tensor_view
+from epd.encoder.v1.embedding_pb2 import TensorSpec
+from epd.internal.v1.engine_pb2 import BatchItem, ItemResult
+
+log = logging.getLogger(__name__)
+
+
+class DeviceLostError(Exception):
+    """The device answers nothing any more, as after an illegal access on CUDA. Only a new process can use it."""
+
+
+@dataclass(frozen=True)
+class BatchOutcome:
+    """What became of a batch."""
+
+    results: list[ItemResult]
+    """One for each item, in their order."""
+    forward_nanoseconds: int
+    stage_nanoseconds: int
+    """Copies and checksums."""
+
+
+class Runner:
+    """Runs the batches of one device.
+
+    Args:
+        tower: the loaded towers.
+        device: their device.
+        input_arena: where the model's inputs are.
+        arena: where the slots are.
+        staging: copies from the device into the arena.
+    """
+
+    def __init__(
+        self, tower: Tower, device: torch.device, input_arena: SharedMemory, arena: SharedMemory, staging: Staging
+    ) -> None:
+        self._tower = tower
+        self._device = device
+        self._input_arena = input_arena
+        self._arena = arena
+        self._staging = staging
+
+    @torch.inference_mode()
+    def run(self, items: Sequence[BatchItem]) -> BatchOutcome:
+        """Encodes a batch and writes the slots of those items that succeed.
+
+        Raises:
+            DeviceLostError: the device is lost; nothing of the batch was told.
+        """
+        started = time.monotonic_ns()
+        encoded = self._check_finite(self._encode(items))
+        forwarded = time.monotonic_ns()
+        results = self._stage(items, encoded)
+        return BatchOutcome(results, forwarded - started, time.monotonic_ns() - forwarded)
+
+    def _encode(self, items: Sequence[BatchItem]) -> list[torch.Tensor | ServiceError]:
+        """The rows of each item, or why there are none."""
+        try:
+            rows = self._tower.encode([self._input(item) for item in items])
+            for item, found in zip(items, rows, strict=True):
+                _check_rows(item, found)
+            return list(rows)
+        except Exception as error:
+            failure = self._explain(error, len(items))
+        # Out of the except block: it kept the frames of the failed forward alive, and with them its memory.
+        if failure.reason is Reason.OUT_OF_MEMORY and self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        if len(items) == 1:
+            return [failure]
+        half = len(items) // 2
+        return self._encode(items[:half]) + self._encode(items[half:])
+
+    def _input(self, item: BatchItem) -> TowerInput:
+        return TowerInput(
+            modality=item.modality,
+            grid=tuple(item.grid_dim),
+            tensors=tuple(tensor_view(self._input_arena, item.input_offset, spec) for spec in item.input.tensors),
+        )
+
+    def _explain(self, error: Exception, items: int) -> ServiceError:
+        if isinstance(error, ServiceError):
+            return error
+        if is_out_of_memory(error):
+            log.warning("out of memory in a forward of %d items", items)
+            return ServiceError(
+                Reason.OUT_OF_MEMORY,
+                "the device has too little memory for this item; ask for fewer pixels (max_pixels)",
+            )
+        log.error("a forward of %d items failed", items, exc_info=error)
+        self._check_device()
+        return ServiceError(
+            Reason.FORWARD_FAILED, "the model failed on this item; the server's log says why; try another file"
+        )
+
+    def _check_device(self) -> None:
+        if self._device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self._device)
+        except RuntimeError as error:
+            raise DeviceLostError(f"{self._device} is lost") from error
+
+    def _check_finite(self, encoded: list[torch.Tensor | ServiceError]) -> list[torch.Tensor | ServiceError]:
+        rows = [found for found in encoded if isinstance(found, torch.Tensor)]
+        if not rows:
+            return encoded
+        # aminmax carries NaN on and reads each row once; all answers come from the device together, which is also
+        # where the forward is waited for.
+        bounds = torch.stack([torch.stack(torch.aminmax(found)) for found in rows])
+        finite = iter(torch.isfinite(bounds).all(dim=1).tolist())
+        return [
+            found
+            if isinstance(found, ServiceError) or next(finite)
+            else ServiceError(
+                Reason.OUTPUT_NOT_FINITE,
+                "the model's output for this item holds NaN or infinity; serve the model in bfloat16 or float32",
+            )
+            for found in encoded
+        ]
+
+    def _stage(self, items: Sequence[BatchItem], encoded: Sequence[torch.Tensor | ServiceError]) -> list[ItemResult]:
+        written = [(item, rows) for item, rows in zip(items, encoded, strict=True) if isinstance(rows, torch.Tensor)]
+        self._staging.copy(
+            [rows for _, rows in written],
+            [tensor_view(self._arena, item.payload_offset, slot_matrix(item)) for item, _ in written],
+        )
+        return [
+            ItemResult(part=item.part, reason=found.reason, message=found.message)
+            if isinstance(found, ServiceError)
+            else ItemResult(part=item.part, checksum=slot_checksum(self._arena, item.payload_offset, item.nbytes))
+            for item, found in zip(items, encoded, strict=True)
+        ]
+
+
+def slot_matrix(item: BatchItem) -> TensorSpec:
+    """The matrix of shape (token_count, width) whose column views the item's tensors are.
+
+    Raises:
+        ValueError: the tensors are not the columns of one row-major matrix that fills the payload.
+    """
+    first = item.tensors[0]
+    rows, itemsize = first.shape[0], TORCH_DTYPES[first.dtype].itemsize
+    columns = 0
+    for spec in item.tensors:
+        if (
+            spec.dtype != first.dtype
+            or len(spec.shape) != 2
+            or spec.shape[0] != rows
+            or list(spec.strides) != list(first.strides)
+            or spec.byte_offset != columns * itemsize
+        ):
+            raise ValueError(f"tensor {spec.name} is no column view of the slot's matrix")
+        columns += spec.shape[1]
+    if list(first.strides) != [columns * itemsize, itemsize] or item.nbytes != rows * columns * itemsize:
+        raise ValueError(f"{rows} rows of {columns} columns do not fill a payload of {item.nbytes} bytes")
+    return TensorSpec(dtype=first.dtype, shape=(rows, columns), strides=first.strides)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """The device, or the host for a tower on the CPU, has too little memory."""
+    # The CPU's allocator raises a bare RuntimeError; its name in the text is all that there is to know it by.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _check_rows(item: BatchItem, rows: torch.Tensor) -> None:
+    matrix = slot_matrix(item)
+    if tuple(rows.shape) != tuple(matrix.shape) or rows.dtype != TORCH_DTYPES[matrix.dtype]:
+        raise ValueError(
+            f"part {item.part}: the tower gave {tuple(rows.shape)} of {rows.dtype}, its layout says "
+            f"{tuple(matrix.shape)} of {TORCH_DTYPES[matrix.dtype]}"
+        )

@@ -1,0 +1,163 @@
+"""Packs grids of any sizes into one forward: the order of the patches and who attends to whom.
+
+A segment is a run of patches that attend to each other and to nobody else: a frame, or a window of a frame. One call of
+attention takes all segments of one length, so the number of calls grows with the number of distinct lengths and not with
+images or windows. To need no copy for windows, the whole batch is ordered by the length of its windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+
+Grid = tuple[int, int, int]
+"""Frames, rows and columns of a grid, in patches."""
+
+
+@dataclass(frozen=True)
+class SegmentGroup:
+    """All segments of one length."""
+
+    count: int
+    length: int
+    """Patches of each segment."""
+    start: int
+    """Where the first begins, if they stand one after another in the packed order."""
+    index: torch.Tensor | None
+    """The places of their patches in the packed order, shape (count · length,); None: they stand one after another."""
+
+
+@dataclass(frozen=True)
+class GridWindows:
+    """The windows of one grid. Cached: a grid comes again and again."""
+
+    order: torch.Tensor
+    """Merge blocks, window after window; int32, shape (blocks,)."""
+    lengths: torch.Tensor
+    """Merge blocks of each window that is not empty; int32, shape (windows,)."""
+    positions: torch.Tensor
+    """Row and column of each patch of the grid in merge-block order; int32, shape (patches, 2)."""
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """How the patches of a batch stand in the forward."""
+
+    order: torch.Tensor
+    """The place among all items' patches of each patch of the packed order; int64, shape (patches,)."""
+    block_order_inverse: torch.Tensor
+    """The place in the packed order of each merge block; int64, shape (blocks,)."""
+    positions: torch.Tensor
+    """Row and column of each patch, in packed order; int64, shape (patches, 2)."""
+    windows: tuple[SegmentGroup, ...]
+    """Who attends to whom within windows."""
+    frames: tuple[SegmentGroup, ...]
+    """Who attends to whom within whole frames."""
+
+    def to(self, device: torch.device) -> PackedBatch:
+        """The same on a device."""
+        if device.type == "cpu":
+            return self
+        return PackedBatch(
+            self.order.to(device),
+            self.block_order_inverse.to(device),
+            self.positions.to(device),
+            self.windows,
+            tuple(
+                group if group.index is None else SegmentGroup(group.count, group.length, group.start, group.index.to(device))
+                for group in self.frames
+            ),
+        )
+
+
+@lru_cache(maxsize=64)
+def cut_windows(grid: Grid, merge_size: int, window_blocks: int) -> GridWindows:
+    """Cuts the frames of a grid into square windows; those at the right and lower edge are smaller.
+
+    Args:
+        grid: in patches, both sides whole merge blocks.
+        merge_size: the side of a merge block in patches.
+        window_blocks: the side of a window in merge blocks.
+    """
+    frames, rows, columns = grid[0], grid[1] // merge_size, grid[2] // merge_size
+    blocks = torch.arange(frames * rows * columns, dtype=torch.int32).view(frames, rows, columns)
+    windows = [
+        blocks[frame, top : top + window_blocks, left : left + window_blocks].reshape(-1)
+        for frame in range(frames)
+        for top in range(0, rows, window_blocks)
+        for left in range(0, columns, window_blocks)
+    ]
+    row, column = torch.meshgrid(
+        torch.arange(grid[1], dtype=torch.int32), torch.arange(grid[2], dtype=torch.int32), indexing="ij"
+    )
+    positions = torch.stack(
+        [
+            axis.reshape(rows, merge_size, columns, merge_size).transpose(1, 2).reshape(-1).repeat(frames)
+            for axis in (row, column)
+        ],
+        dim=-1,
+    )
+    lengths = torch.tensor([window.numel() for window in windows], dtype=torch.int32)
+    return GridWindows(torch.cat(windows), lengths, positions)
+
+
+def pack(grids: Sequence[Grid], merge_size: int, window_blocks: int) -> PackedBatch:
+    """Plans the forward of a batch.
+
+    Args:
+        grids: of the items, in the order in which their patches follow each other.
+        merge_size: the side of a merge block in patches.
+        window_blocks: the side of a window in merge blocks.
+    """
+    unit = merge_size**2
+    cut = [cut_windows(grid, merge_size, window_blocks) for grid in grids]
+    block_starts = list(accumulate((part.order.numel() for part in cut), initial=0))
+    blocks = torch.cat([part.order.long() + start for part, start in zip(cut, block_starts, strict=False)])
+    lengths = torch.cat([part.lengths for part in cut]).long()
+
+    by_length = torch.argsort(lengths, stable=True)
+    sorted_lengths = lengths[by_length]
+    starts = (lengths.cumsum(0) - lengths)[by_length]
+    # For each window, sorted, its blocks: start, start + 1, ...
+    within = torch.arange(blocks.numel()) - (sorted_lengths.cumsum(0) - sorted_lengths).repeat_interleave(sorted_lengths)
+    block_order = blocks[starts.repeat_interleave(sorted_lengths) + within]
+    order = (block_order[:, None] * unit + torch.arange(unit)).reshape(-1)
+
+    inverse = torch.empty_like(block_order)
+    inverse[block_order] = torch.arange(block_order.numel())
+
+    distinct, counts = sorted_lengths.unique_consecutive(return_counts=True)
+    windows: list[SegmentGroup] = []
+    start = 0
+    for length, count in zip((distinct * unit).tolist(), counts.tolist(), strict=True):
+        windows.append(SegmentGroup(count, length, start, None))
+        start += length * count
+    return PackedBatch(
+        order=order,
+        block_order_inverse=inverse,
+        positions=torch.cat([part.positions for part in cut]).long()[order],
+        windows=tuple(windows),
+        frames=_group_frames(grids, inverse, unit),
+    )
+
+
+def _group_frames(grids: Sequence[Grid], inverse: torch.Tensor, unit: int) -> tuple[SegmentGroup, ...]:
+    by_length: dict[int, list[int]] = {}
+    start = 0
+    for frames, rows, columns in grids:
+        for _ in range(frames):
+            by_length.setdefault(rows * columns, []).append(start)
+            start += rows * columns
+    if len(by_length) == 1 and len(next(iter(by_length.values()))) == 1:
+        return (SegmentGroup(1, start, 0, None),)
+    places = (inverse[:, None] * unit + torch.arange(unit)).reshape(-1)
+    return tuple(
+        SegmentGroup(
+            len(starts), length, 0, torch.cat([places[first : first + length] for first in starts])
+        )
+        for length, starts in sorted(by_length.items())
+    )

@@ -1,0 +1,205 @@
+"""Loads the towers of a checkpoint, and nothing of its language model.
+
+The tensors are chosen by the prefix of their names and read one by one; the model is built from the family's base class
+on the ``meta`` device, where nothing is allocated, and its language model is thrown away before weights are put in. So
+no language weight is ever read and none is ever allocated. The log, :class:`~epd.encoder.v1.WeightsInfo` and the checks
+here say so with names and bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
+from safetensors import SafetensorError, safe_open
+
+from encoder_svc.errors import SetupError
+from encoder_svc.models.adapter import Progress
+from encoder_svc.models.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TowerTensor:
+    """The identity of one tensor that was read."""
+
+    name: str
+    dtype: str
+    """As stored, in torch's words."""
+    shape: tuple[int, ...]
+    digest: str
+    """XXH3-128 of the stored bytes, in hex."""
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class TowerWeights:
+    """The tensors of the towers."""
+
+    state: dict[str, torch.Tensor]
+    """By the names of the checkpoint, on the host, in the dtype that was asked for. Memory of this process alone."""
+    tensors: tuple[TowerTensor, ...]
+    files: tuple[str, ...]
+
+    @property
+    def info(self) -> WeightsInfo:
+        """What was read."""
+        return WeightsInfo(
+            files=self.files,
+            tensors=len(self.tensors),
+            bytes=sum(tensor.nbytes for tensor in self.tensors),
+            parameters=sum(tensor.numel() for tensor in self.state.values()),
+        )
+
+
+def read_towers(
+    checkpoint: Checkpoint, prefixes: Sequence[str], dtype: torch.dtype, progress: Progress
+) -> TowerWeights:
+    """Reads the tensors whose names begin with one of ``prefixes``.
+
+    Args:
+        checkpoint: where from.
+        prefixes: such as ``visual.``.
+        dtype: what floating point tensors become.
+        progress: told after each tensor.
+
+    Raises:
+        SetupError: a file is missing, damaged or lacks a tensor.
+    """
+    shards = checkpoint.shards(prefixes)
+    total = sum(len(names) for names in shards.values())
+    state: dict[str, torch.Tensor] = {}
+    tensors: list[TowerTensor] = []
+    for file, names in shards.items():
+        try:
+            with safe_open(checkpoint.path / file, framework="pt") as reader:
+                for name in names:
+                    stored = reader.get_tensor(name)
+                    tensors.append(_identify(name, stored))
+                    # A copy even if the dtype stays: `stored` lies in a mapping of the file, and whoever replaced or
+                    # cut the file would kill this process at its next touch.
+                    state[name] = stored.to(dtype, copy=True) if stored.is_floating_point() else stored.clone()
+                    log.debug("read %s from %s: %d bytes", name, file, tensors[-1].nbytes)
+                    progress("reading weights", len(tensors) / total)
+        except (SafetensorError, OSError):
+            raise SetupError(
+                f"cannot read the towers' tensors from {checkpoint.path / file}; it is damaged or lacks a tensor that "
+                "the index puts there: download it again"
+            ) from None
+    weights = TowerWeights(state, tuple(tensors), tuple(shards))
+    log.info(
+        "read %d tensors, %d bytes, from %s; the other %d tensors of the checkpoint were not read",
+        len(tensors), weights.info.bytes, ", ".join(shards), len(checkpoint.files) - len(tensors),
+    )
+    return weights
+
+
+def _identify(name: str, tensor: torch.Tensor) -> TowerTensor:
+    stored = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return TowerTensor(
+        name=name,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+        digest=xxhash.xxh3_128_hexdigest(stored.numpy()),
+        nbytes=stored.numel(),
+    )
+
+
+def build_towers(
+    base_class: type[Any], config: Any, weights: TowerWeights, dtype: torch.dtype, language_model: str = "language_model"
+) -> Any:
+    """Builds a family's base model without its language model and puts the towers' weights in.
+
+    Transformers renames the keys of older checkpoints and rebuilds the buffers that checkpoints do not hold.
+
+    Args:
+        base_class: the base class of the family, such as ``Qwen2_5_VLModel`` (not ``...ForConditionalGeneration``,
+            which has an ``lm_head``).
+        config: its configuration. It is changed: nothing is tied, because there is nothing to tie to.
+        weights: what was read.
+        dtype: of the parameters.
+        language_model: the attribute of the base class that holds the language model.
+
+    Returns:
+        The model, in evaluation mode, on the host.
+
+    Raises:
+        SetupError: a weight is missing, has no place in the model, or has the wrong shape.
+    """
+    config.tie_word_embeddings = False
+    model, report = _without_language_model(base_class, language_model).from_pretrained(
+        None, config=config, state_dict=weights.state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    _check(report)
+    language = [name for name, _ in model.named_parameters() if name.startswith(language_model + ".")]
+    missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if language or missing:
+        raise AssertionError(f"language weights {language[:3]} or weights without values {missing[:3]} in the towers")
+    held = sum(parameter.numel() for parameter in model.parameters())
+    if held != weights.info.parameters:
+        raise AssertionError(f"{held} parameters are allocated, {weights.info.parameters} were read")
+    return model.eval().requires_grad_(False)
+
+
+def _without_language_model(base_class: type[Any], language_model: str) -> type[Any]:
+    """A subclass whose language model is an empty module as soon as it is built, before it has memory."""
+
+    def build(self: Any, config: Any) -> None:
+        base_class.__init__(self, config)
+        setattr(self, language_model, torch.nn.Module())
+
+    # Transformers finds the renamings of a model's keys by its class's name, and only for classes of its own modules.
+    return type(base_class.__name__, (base_class,), {"__init__": build, "__module__": base_class.__module__})
+
+
+def _check(report: Mapping[str, Any]) -> None:
+    faults: list[tuple[str, Callable[[Any], str]]] = [
+        ("mismatched_keys", lambda key: f"{key[0]} has shape {tuple(key[1])}, the config asks for {tuple(key[2])}"),
+        ("missing_keys", lambda key: f"{key} is not in the checkpoint"),
+        ("unexpected_keys", lambda key: f"{key} has no place in the model"),
+    ]
+    for kind, describe in faults:
+        keys = sorted(report[kind])
+        if keys:
+            more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
+            raise SetupError(
+                f"the weights do not fit config.json: {describe(keys[0])}{more}; config and weights must come from the "
+                "same checkpoint"
+            )
+
+
+def fingerprint(
+    weights: TowerWeights, model_type: str, dtype: torch.dtype, preprocessing: Mapping[str, Any], width: int
+) -> bytes:
+    """What makes embeddings of two encoders fit together: SHA-256 over a canonical JSON text of its arguments.
+
+    Args:
+        weights: name, stored dtype, shape and XXH3-128 of each tensor count.
+        model_type: of the config.
+        dtype: that the tower runs in.
+        preprocessing: its constants and version.
+        width: of a row.
+
+    Returns:
+        32 bytes.
+    """
+    tensors = sorted((tensor.name, tensor.dtype, tensor.shape, tensor.digest) for tensor in weights.tensors)
+    text = json.dumps(
+        {
+            "model_type": model_type,
+            "dtype": str(dtype).removeprefix("torch."),
+            "preprocessing": dict(preprocessing),
+            "width": width,
+            "tensors": tensors,
+        },
+        sort_keys=True, separators=(",", ":"),
+    )
+    return hashlib.sha256(text.encode()).digest()

@@ -1,0 +1,139 @@
+"""The gRPC server: its address, credentials, options, and the services on it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from grpc_channelz.v1 import channelz, channelz_pb2
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha import reflection
+
+from encoder_svc.errors import SetupError
+from encoder_svc.rpc.errors import ErrorInterceptor
+from encoder_svc.rpc.health import HealthReporter
+from encoder_svc.rpc.servicer import EncoderServicer
+from encoder_svc.runtime.service import EncoderRuntime
+from encoder_svc.settings import Settings, split_address
+from encoder_svc.telemetry.metrics import Metrics
+from epd.encoder.v1 import encoder_service_pb2
+from epd.encoder.v1.encoder_service_pb2_grpc import add_EncoderServiceServicer_to_server
+
+SERVICE = encoder_service_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 # compared with, not bound
+"""Hosts that mean every address of the machine."""
+
+
+class RpcServer:
+    """A server that is bound when it is made, and serves between ``start`` and ``stop``.
+
+    It is bound first because the runtime puts the address into every chunk.
+
+    Args:
+        settings: where and how to listen.
+        metrics: counts calls.
+
+    Raises:
+        SetupError: the address cannot be listened on, or a TLS file cannot be used.
+
+    Example::
+
+        server = RpcServer(settings, metrics)
+        async with Front(settings, grpc_target=server.target) as front:
+            await server.start(front)
+            ...
+            await server.stop(grace=1.0)
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._health = HealthReporter(SERVICE)
+        self._server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(SERVICE, metrics)], options=_options(settings)
+        )
+        host, _ = split_address(settings.listen)
+        self.port = self._bind()
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        """Where it listens, with the real port."""
+        self.target = settings.advertise or _reachable(host, self.port, self.address)
+        """Where clients reach it."""
+
+    async def start(self, runtime: EncoderRuntime) -> None:
+        """Begins to answer; health follows the runtime."""
+        add_EncoderServiceServicer_to_server(EncoderServicer(runtime, self._settings, self._metrics), self._server)
+        add_HealthServicer_to_server(self._health.servicer, self._server)
+        names = [SERVICE, health.SERVICE_NAME]
+        if self._settings.channelz:
+            channelz.add_channelz_servicer(self._server)  # type: ignore[arg-type] # the stubs know only threads
+            names.append(channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name)
+        if self._settings.reflection:
+            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
+        await self._health.__aenter__()
+        runtime.on_readiness(self._health.set_ready)
+        await self._server.start()
+
+    async def stop_serving(self) -> None:
+        """Tells health checks NOT_SERVING; calls are still answered."""
+        await self._health.stop_serving()
+
+    async def stop(self, grace: float) -> None:
+        """Takes no more calls, and aborts those that have not ended after ``grace`` seconds."""
+        await self.stop_serving()
+        await self._server.stop(grace)
+        await self._health.__aexit__()
+
+    def _bind(self) -> int:
+        listen = self._settings.listen
+        credentials = _credentials(self._settings)
+        try:
+            if credentials is None:
+                return self._server.add_insecure_port(listen)
+            return self._server.add_secure_port(listen, credentials)
+        except RuntimeError:
+            raise SetupError(
+                f"cannot listen on {listen}: the port is in use by another process, or the address is not this host's; "
+                "give --listen another port (0 takes a free one), or stop the other process"
+            ) from None
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", int(settings.max_message_bytes)),
+        ("grpc.max_send_message_length", int(settings.max_message_bytes)),
+        # Two servers on one port must not share its connections in silence.
+        ("grpc.so_reuseport", 0),
+        # Clients may ping every 10 s, also without a call; half of that here, so that an early ping is no strike.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        # A receiver whose machine is gone never closes its connection: its calls end after these two.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.enable_channelz", int(settings.channelz)),
+    ]
+
+
+def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    authority = settings.tls_client_ca
+    return grpc.ssl_server_credentials(
+        [(_read(settings.tls_key), _read(settings.tls_certificate))],
+        root_certificates=None if authority is None else _read(authority),
+        require_client_auth=authority is not None,
+    )
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SetupError(f"cannot read the TLS file {file}: {error.strerror}") from None
+
+
+def _reachable(host: str, port: int, address: str) -> str:
+    # Nobody can connect to a wildcard; the host's own name is what other hosts most likely know.
+    return f"{socket.gethostname()}:{port}" if host in WILDCARDS else address

@@ -1,0 +1,135 @@
+"""The handlers of ``EncoderService``: each checks its message, asks the runtime, and answers.
+
+Handlers are coroutines that write to their context, never generators: a generator that its caller leaves is not
+reliably closed, and what it holds would leak. What a handler raises becomes a status in
+:class:`~encoder_svc.rpc.errors.ErrorInterceptor`.
+"""
+# gRPC's names are not ours to choose.
+# ruff: noqa: N802
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from encoder_svc.errors import Reason, ServiceError
+from encoder_svc.rpc.identity import identity_of
+from encoder_svc.rpc.messages import to_duration, to_event
+from encoder_svc.rpc.outbox import Outbox
+from encoder_svc.rpc.validation import to_cancel_command, to_encode_command, to_releases, to_renewals
+from encoder_svc.runtime.events import ChunkEvent, Event, PartCancelled, PartFailed
+from encoder_svc.runtime.service import EncoderRuntime
+from encoder_svc.settings import Settings
+from encoder_svc.telemetry.metrics import Metrics
+from epd.encoder.v1 import encoder_service_pb2 as pb
+from epd.encoder.v1.embedding_pb2 import ChunkState
+from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceServicer
+
+PIECE_BYTES = 1 << 20
+"""Of a ``FetchResponse``, at most: larger messages are slower in band, and hold the loop."""
+
+
+class EncoderServicer(EncoderServiceServicer):
+    """Answers the calls of the contract from a runtime.
+
+    Args:
+        runtime: decides everything.
+        settings: the limits of messages.
+        metrics: counts the ends of parts.
+    """
+
+    def __init__(self, runtime: EncoderRuntime, settings: Settings, metrics: Metrics) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._metrics = metrics
+        self._mutual_tls = settings.tls_client_ca is not None
+
+    async def Encode(self, request: pb.EncodeRequest, context: Any) -> None:
+        """Writes the events of the request until it is complete; whatever else ends the call abandons it."""
+        remaining = context.time_remaining()
+        command = to_encode_command(
+            request, self._settings,
+            identity=identity_of(context, mutual_tls=self._mutual_tls),
+            deadline=None if remaining is None else self._runtime.now() + remaining,
+            new_id=lambda: uuid.uuid4().hex,
+        )
+        del request
+        outbox = Outbox()
+        call = self._runtime.submit(command, outbox.put)
+        # The media now belong to the runtime, which lets go of them long before this call ends.
+        del command
+        try:
+            complete = False
+            while not complete:
+                events, complete = await outbox.take()
+                self._count(events)
+                await context.write(pb.EncodeResponse(events=map(to_event, events)))
+        finally:
+            call.abandon()
+
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> None:
+        """Writes the bytes in pieces. The lease is looked at for each, so that none is sent after its end."""
+        nbytes = self._runtime.slot_nbytes(request.lease_id)
+        end = request.offset + request.length if request.length else nbytes
+        if request.offset > nbytes or end > nbytes:
+            raise ServiceError(
+                Reason.RANGE_INVALID, f"the slot has {nbytes} bytes; bytes {request.offset} to {end} are not in it",
+                field="length" if request.offset <= nbytes else "offset",
+            )
+        for offset in range(request.offset, end, PIECE_BYTES):
+            view = self._runtime.read_slot(request.lease_id, offset, min(PIECE_BYTES, end - offset))
+            await context.write(pb.FetchResponse(data=bytes(view)))
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
+        """Gives leases back."""
+        states = self._runtime.release(to_releases(request))
+        return pb.ReleaseResponse(leases=[
+            pb.LeaseStatus(lease_id=lease.lease_id, state=state)
+            for lease, state in zip(request.leases, states, strict=True)
+        ])
+
+    async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
+        """Extends leases."""
+        leases, ttl = to_renewals(request, self._settings)
+        return pb.RenewResponse(leases=[
+            pb.LeaseStatus(lease_id=lease, state=outcome.state, ttl=to_duration(outcome.ttl))
+            for lease, outcome in zip(leases, self._runtime.renew(leases, ttl), strict=True)
+        ])
+
+    async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
+        """Cancels the caller's own parts that are not READY."""
+        command = to_cancel_command(request, identity=identity_of(context, mutual_tls=self._mutual_tls))
+        outcome = self._runtime.cancel(command)
+        return pb.CancelResponse(requests=outcome.requests, parts=outcome.parts)
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
+        """Tells what the server is and is doing."""
+        return self._runtime.describe()
+
+    async def Upload(self, request_iterator: Any, context: Any) -> pb.UploadResponse:
+        """Not there yet."""
+        limit = int(self._settings.max_inline_bytes)
+        raise _to_come("Upload", f"send media of up to {limit} bytes in `MediaItem.data`")
+
+    async def Acquire(self, request: pb.AcquireRequest, context: Any) -> pb.AcquireResponse:
+        """Not there yet."""
+        raise _to_come("Acquire", "call Encode")
+
+    async def Subscribe(self, request: pb.SubscribeRequest, context: Any) -> None:
+        """Not there yet."""
+        raise _to_come("Subscribe", "the caller of Encode sees all chunks and can pass them on")
+
+    def _count(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, PartFailed):
+                self._metrics.parts.labels("FAILED", event.error.reason.value).inc()
+            elif isinstance(event, PartCancelled):
+                self._metrics.parts.labels("CANCELLED", "").inc()
+            elif isinstance(event, ChunkEvent) and event.chunk.state == ChunkState.CHUNK_STATE_READY:
+                self._metrics.parts.labels("READY", "").inc()
+
+
+def _to_come(method: str, instead: str) -> ServiceError:
+    return ServiceError(
+        Reason.NOT_IMPLEMENTED, f"{method} will come with a later version of the server; until then {instead}"
+    )

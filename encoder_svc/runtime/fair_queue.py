@@ -1,0 +1,63 @@
+"""A queue that is fair between prompts by cost, so that 64 images of one do not hold up one image of another.
+
+Start-time fair queueing (Goyal, Vin, Cheng 1996): a part's tag is the later of the queue's virtual time and the end of
+the prompt's last part; parts leave in the order of their tags; the virtual time is the tag that left last.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from encoder_svc.runtime.parts import Part
+
+if TYPE_CHECKING:
+    from encoder_svc.runtime.requests import Prompt
+
+
+class FairQueue:
+    """Parts that wait for a hand. Larger priorities leave first. Parts that have ended are skipped."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, float, int, float, Part]] = []
+        self._sequence = count()
+        self._virtual_time = 0.0
+        self._last_end: WeakKeyDictionary[Prompt, float] = WeakKeyDictionary()
+        self._sweep_at = 256
+
+    def push(self, part: Part, cost: float) -> None:
+        """Adds a part; ``cost`` is in any unit that is the same for all parts of the queue."""
+        prompt = part.request.prompt
+        tag = max(self._virtual_time, self._last_end.get(prompt, 0.0))
+        self._last_end[prompt] = tag + cost
+        heapq.heappush(self._heap, (-part.request.priority, tag, next(self._sequence), cost, part))
+        if len(self._heap) >= self._sweep_at:
+            self._sweep()
+
+    def peek(self) -> Part | None:
+        """The part that leaves next. None: the queue is empty."""
+        while self._heap and self._heap[0][4].ended:
+            heapq.heappop(self._heap)
+        return self._heap[0][4] if self._heap else None
+
+    def pop(self) -> Part | None:
+        """Takes the part that leaves next. None: the queue is empty."""
+        if self.peek() is None:
+            return None
+        _, tag, _, _, part = heapq.heappop(self._heap)
+        self._virtual_time = max(self._virtual_time, tag)
+        return part
+
+    def drain(self) -> list[Part]:
+        """Takes all parts, in no order."""
+        parts = [entry[4] for entry in self._heap if not entry[4].ended]
+        self._heap.clear()
+        return parts
+
+    def _sweep(self) -> None:
+        """Drops parts that have ended: cancels must not let the heap grow while the hands are busy."""
+        self._heap = [entry for entry in self._heap if not entry[4].ended]
+        heapq.heapify(self._heap)
+        self._sweep_at = max(256, 2 * len(self._heap))

@@ -1,0 +1,377 @@
+"""The front: the scheduler with real time, real children and real memory. It is what ``rpc/`` talks to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from encoder_svc.errors import Reason, ServiceError, SetupError
+from encoder_svc.runtime import leases as lease_table
+from encoder_svc.runtime.batcher import Batcher
+from encoder_svc.runtime.chunks import ChunkWriter
+from encoder_svc.runtime.commands import CancelCommand, EncodeCommand
+from encoder_svc.runtime.encoding import Engine
+from encoder_svc.runtime.engines import EngineProcess
+from encoder_svc.runtime.leases import Lease
+from encoder_svc.runtime.media_workers import MediaWorker
+from encoder_svc.runtime.memory_limit import check_memory
+from encoder_svc.runtime.requests import Request, Sink
+from encoder_svc.runtime.scheduler import Observer, Rules, Scheduler, new_instance_id
+from encoder_svc.runtime.server_info import describe
+from encoder_svc.runtime.service import CancelOutcome, LeaseOutcome
+from encoder_svc.runtime.slots import SlotTable
+from encoder_svc.runtime.supervisor import ChildProgram, Supervisor
+from encoder_svc.settings import Settings, split_address
+from encoder_svc.shared_memory import SharedMemory
+from epd.encoder.v1.embedding_pb2 import Transport
+from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome, TransportInfo
+from epd.encoder.v1.media_pb2 import MediaItem
+from epd.internal.v1.engine_pb2 import BatchItem, ConfigureEngine, EngineCommand, MooncakeSettings, RunBatch, VerifySlot
+from epd.internal.v1.media_worker_pb2 import ConfigureMedia, DropItem, InputGrant, MediaCommand, Prepare
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_BATCH_PATCHES = {"cpu": 2048, "cuda": 16_384}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What is decided before the front starts, beside the settings."""
+
+    grpc_target: str
+    """Where clients reach this server."""
+    model_name: str
+    """The checkpoint's name, without its path."""
+    device: str
+    """As torch names it, resolved."""
+    dtype: str
+    """`float32`, `bfloat16` or `float16`, resolved."""
+
+
+class FrontCall:
+    """One admitted request, as ``rpc/`` holds it."""
+
+    def __init__(self, front: Front, request: Request) -> None:
+        self._front = front
+        self._request = request
+
+    def abandon(self) -> None:
+        """See :class:`EncodeCall`."""
+        if self._request.open_parts:
+            self._front.scheduler.abandon(self._request, self._front.now())
+            self._front.changed()
+
+
+class Front:
+    """Starts the children, keeps them running, and answers ``rpc/`` (an :class:`EncoderRuntime`).
+
+    Args:
+        settings: everything that can be set.
+        serving: what was decided from them.
+        observer: counts what happens.
+        loop_lag: the greatest delay of the event loop in the last seconds, in seconds.
+
+    Example:
+        >>> async with Front(settings, serving, observer, loop_lag) as front:  # doctest: +SKIP
+        ...     await front.wait_ready()
+    """
+
+    def __init__(self, settings: Settings, serving: Serving, observer: Observer, loop_lag: Callable[[], float]) -> None:
+        self._settings = settings
+        self._serving = serving
+        self._loop_lag = loop_lag
+        self._started_at = self.now()
+        self._listeners: list[Callable[[bool], None]] = []
+        self._was_ready = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due: float | None = None
+        self._changed = asyncio.Event()
+        self._failure: SetupError | None = None
+        check_memory(settings.arena_bytes + settings.input_arena_bytes)
+        self._input_arena = SharedMemory.create("input", settings.input_arena_bytes)
+        self._arenas = [SharedMemory.create("arena-0", settings.arena_bytes)]
+        budget = settings.batch_patches or _DEFAULT_BATCH_PATCHES[serving.device.partition(":")[0]]
+        engines = [
+            Engine(index, serving.device, SlotTable(arena.view), Batcher(budget))
+            for index, arena in enumerate(self._arenas)
+        ]
+        self.instance_id = new_instance_id()
+        self.scheduler = Scheduler(
+            _rules(settings),
+            engines,
+            self,
+            ChunkWriter(self.instance_id, serving.grpc_target, settings.mooncake_protocol),
+            observer,
+        )
+        self.media_workers = [
+            MediaWorker(index, self._media_configuration(), self.scheduler, self.now, self.changed, self._fail)
+            for index in range(1)
+        ]
+        self._engines = [
+            EngineProcess(index, self._engine_configuration(arena), self.scheduler, self.now, self.changed, self._fail)
+            for index, arena in enumerate(self._arenas)
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._context = zmq.Context()
+        self._folder = Path(tempfile.mkdtemp(prefix="encoder-svc-"))
+        for worker in self.media_workers:
+            program = ChildProgram(
+                f"media worker {worker.index}",
+                "encoder_svc.media.worker",
+                (self._input_arena.descriptor,),
+                self._settings.start_seconds,
+            )
+            worker.supervisor = self._start(program, worker)
+        for engine, arena in zip(self._engines, self._arenas, strict=True):
+            program = ChildProgram(
+                f"engine {engine.index}",
+                "encoder_svc.engine.process",
+                (self._input_arena.descriptor, arena.descriptor),
+                self._settings.start_seconds,
+            )
+            engine.supervisor = self._start(program, engine)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        for block in (self._input_arena, *self._arenas):
+            block.close()
+
+    async def wait_ready(self) -> None:
+        """Waits until requests are taken.
+
+        Raises:
+            SetupError: a child says that it can never start.
+        """
+        while not self.ready:
+            if self._failure is not None:
+                raise self._failure
+            await self._changed.wait()
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more requests, and waits until those that are admitted have ended, at most ``seconds``."""
+        self.scheduler.draining = True
+        self.changed()
+        end = self.now() + seconds
+        while len(self.scheduler.requests) and (left := end - self.now()) > 0:
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except TimeoutError:
+                break
+
+    # What rpc/ asks (EncoderRuntime).
+
+    @property
+    def ready(self) -> bool:
+        """See :class:`EncoderRuntime`."""
+        scheduler = self.scheduler
+        return scheduler.encoding.ready and scheduler.preparation.ready and not scheduler.draining
+
+    def on_readiness(self, listener: Callable[[bool], None]) -> None:
+        """See :class:`EncoderRuntime`."""
+        self._listeners.append(listener)
+        listener(self._was_ready)
+
+    def now(self) -> float:
+        """See :class:`EncoderRuntime`."""
+        return time.monotonic()
+
+    def submit(self, command: EncodeCommand, sink: Sink) -> FrontCall:
+        """See :class:`EncoderRuntime`."""
+        request = self.scheduler.submit(command, sink, self.now())
+        self.changed()
+        return FrontCall(self, request)
+
+    def cancel(self, command: CancelCommand) -> CancelOutcome:
+        """See :class:`EncoderRuntime`."""
+        requests, parts = self.scheduler.cancel(command, self.now())
+        self.changed()
+        return CancelOutcome(requests, parts)
+
+    def release(self, leases: Sequence[tuple[bytes, ReadOutcome]]) -> list[LeaseState]:
+        """See :class:`EncoderRuntime`."""
+        answers = self.scheduler.release(leases, self.now())
+        self.changed()
+        return [
+            LeaseState.LEASE_STATE_HELD if isinstance(before, Lease) else _LEASE_STATES[before] for before, _ in answers
+        ]
+
+    def renew(self, leases: Sequence[bytes], ttl: float | None) -> list[LeaseOutcome]:
+        """See :class:`EncoderRuntime`."""
+        now = self.now()
+        outcomes = []
+        for lease_id in leases:
+            found = self.scheduler.renew(lease_id, ttl, now)
+            if isinstance(found, Lease):
+                outcomes.append(LeaseOutcome(LeaseState.LEASE_STATE_HELD, found.expires_at - now))
+            else:
+                outcomes.append(LeaseOutcome(_LEASE_STATES[found], 0.0))
+        self.changed()
+        return outcomes
+
+    def slot_nbytes(self, lease: bytes) -> int:
+        """See :class:`EncoderRuntime`."""
+        return self.scheduler.live_lease(lease, self.now()).slot.nbytes
+
+    def read_slot(self, lease: bytes, offset: int, length: int) -> memoryview:
+        """See :class:`EncoderRuntime`."""
+        found = self.scheduler.live_lease(lease, self.now())
+        if offset + length > found.slot.nbytes:
+            raise ServiceError(Reason.RANGE_INVALID, f"the slot has {found.slot.nbytes} bytes", field="offset")
+        start = found.slot.payload_offset + offset
+        return self._arenas[found.engine].view[start : start + length]
+
+    def describe(self) -> GetServerInfoResponse:
+        """See :class:`EncoderRuntime`."""
+        info = describe(self.scheduler, self._settings, self._serving.model_name)
+        info.encoder.instance_id = self.instance_id
+        info.encoder.grpc_target = self._serving.grpc_target
+        for engine, process in zip(info.engines, self._engines, strict=True):
+            engine.restarts = process.supervisor.restarts if process.supervisor is not None else 0
+        for worker in self.media_workers:
+            info.load.media_worker_restarts += worker.supervisor.restarts if worker.supervisor is not None else 0
+        info.load.loop_lag.FromNanoseconds(int(self._loop_lag() * 1e9))
+        info.load.uptime.FromNanoseconds(int((self.now() - self._started_at) * 1e9))
+        info.transports.insert(0, TransportInfo(transport=Transport.TRANSPORT_INLINE, available=True))
+        return info
+
+    # What the scheduler commands (Hands).
+
+    def prepare(self, worker: int, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
+        """See :class:`MediaHands`."""
+        self._media(worker).send(MediaCommand(prepare=Prepare(part=part, item=item)), files)
+
+    def grant(self, worker: int, part: int, offset: int) -> None:
+        """See :class:`MediaHands`."""
+        self._media(worker).send(MediaCommand(grant=InputGrant(part=part, offset=offset)))
+
+    def drop(self, worker: int, part: int) -> None:
+        """See :class:`MediaHands`."""
+        self._media(worker).send(MediaCommand(drop=DropItem(part=part)))
+
+    def stop(self, worker: int) -> None:
+        """See :class:`MediaHands`."""
+        self._media(worker).kill()
+
+    def run(self, engine: int, batch: int, items: Sequence[BatchItem]) -> None:
+        """See :class:`EngineHands`."""
+        self._engine(engine).send(EngineCommand(run=RunBatch(batch=batch, items=items)))
+
+    def verify(self, engine: int, query: int, payload_offset: int, nbytes: int) -> None:
+        """See :class:`Hands`."""
+        command = VerifySlot(query=query, payload_offset=payload_offset, nbytes=nbytes)
+        self._engine(engine).send(EngineCommand(verify=command))
+
+    # Inside.
+
+    def changed(self) -> None:
+        """Something happened: sets the timer anew, and tells who waits."""
+        due = self.scheduler.timers.next_due()
+        if due != self._timer_due:
+            self._timer_due = due
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None if due is None else asyncio.get_running_loop().call_later(due - self.now(), self._tick)
+        if self.ready != self._was_ready:
+            self._was_ready = self.ready
+            for listener in self._listeners:
+                listener(self._was_ready)
+        self._changed.set()
+        self._changed.clear()
+
+    def _tick(self) -> None:
+        self._timer = self._timer_due = None
+        self.scheduler.tick(self.now())
+        self.changed()
+
+    def _start(self, program: ChildProgram, owner: MediaWorker | EngineProcess) -> Supervisor:
+        supervisor = Supervisor(program, owner, self._context, self._folder, self._settings.restart_seconds)
+        self._tasks.append(asyncio.create_task(supervisor.run(), name=program.name))
+        return supervisor
+
+    def _fail(self, error: SetupError) -> None:
+        logger.error("%s", error)
+        self._failure = error
+
+    def _media(self, worker: int) -> Supervisor:
+        supervisor = self.media_workers[worker].supervisor
+        assert supervisor is not None
+        return supervisor
+
+    def _engine(self, engine: int) -> Supervisor:
+        supervisor = self._engines[engine].supervisor
+        assert supervisor is not None
+        return supervisor
+
+    def _media_configuration(self) -> ConfigureMedia:
+        return ConfigureMedia(
+            model=str(self._settings.model),
+            dtype=self._serving.dtype,
+            input_arena_fd=self._input_arena.descriptor,
+            input_arena_bytes=self._input_arena.size,
+            threads=self._settings.media_threads,
+            log_level=self._settings.log_level,
+            max_image_pixels=self._settings.max_image_pixels,
+        )
+
+    def _engine_configuration(self, arena: SharedMemory) -> ConfigureEngine:
+        settings = self._settings
+        configuration = ConfigureEngine(
+            model=str(settings.model),
+            device=self._serving.device,
+            dtype=self._serving.dtype,
+            threads=settings.engine_threads,
+            input_arena_fd=self._input_arena.descriptor,
+            input_arena_bytes=self._input_arena.size,
+            arena_fd=arena.descriptor,
+            arena_bytes=arena.size,
+            log_level=settings.log_level,
+        )
+        if settings.mooncake == "on" or (settings.mooncake == "auto" and settings.listens_on_loopback):
+            host = settings.mooncake_host or split_address(self._serving.grpc_target)[0]
+            configuration.mooncake.CopyFrom(
+                MooncakeSettings(host=host, protocol=settings.mooncake_protocol, devices=settings.mooncake_devices)
+            )
+        return configuration
+
+
+_LEASE_STATES: dict[lease_table.LeaseState | None, LeaseState] = {
+    lease_table.LeaseState.RELEASED: LeaseState.LEASE_STATE_ALREADY_RELEASED,
+    lease_table.LeaseState.EXPIRED: LeaseState.LEASE_STATE_EXPIRED,
+    lease_table.LeaseState.REVOKED: LeaseState.LEASE_STATE_REVOKED,
+    None: LeaseState.LEASE_STATE_UNKNOWN,
+}
+
+
+def _rules(settings: Settings) -> Rules:
+    return Rules(
+        prepare_seconds=settings.prepare_seconds,
+        space_seconds=settings.space_seconds,
+        lease_seconds=settings.lease_seconds,
+        max_lease_seconds=settings.max_lease_seconds,
+        prompt_bytes=int(settings.arena_bytes * settings.prompt_arena_share),
+        max_queued_parts=settings.max_queued_parts,
+        max_queued_bytes=settings.max_queued_bytes,
+        batches_ahead=settings.batches_ahead,
+        input_bytes=settings.input_arena_bytes,
+    )

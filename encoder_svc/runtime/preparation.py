@@ -1,0 +1,298 @@
+"""From QUEUED to PREPARED: media workers, and space in the input arena. Pure; the time is passed in.
+
+A worker holds two items at most: one that it works on and one behind it, so that it never waits for the front. It
+answers in the order in which it was asked, so when it dies, the first item is the one that it died of; the others are
+given to the next worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from encoder_svc.errors import Reason, ServiceError
+from encoder_svc.runtime.allocator import Allocator
+from encoder_svc.runtime.fair_queue import FairQueue
+from encoder_svc.runtime.parts import Part, PartState
+from encoder_svc.runtime.timers import Timer, Timers
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+from epd.encoder.v1.media_pb2 import MediaItem
+from epd.internal.v1.media_worker_pb2 import ModelInput
+
+ITEMS_AT_A_WORKER = 2
+
+_ITEM_COST_BYTES = 16_384
+"""What an item costs beside its bytes, in bytes, for fairness between prompts."""
+
+
+class MediaHands(Protocol):
+    """The media workers, by index."""
+
+    def prepare(self, worker: int, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
+        """Sends ``Prepare``."""
+        ...
+
+    def grant(self, worker: int, part: int, offset: int) -> None:
+        """Sends ``InputGrant``."""
+        ...
+
+    def drop(self, worker: int, part: int) -> None:
+        """Sends ``DropItem``."""
+        ...
+
+    def stop(self, worker: int) -> None:
+        """Kills the worker; it will be reported as lost and started again."""
+        ...
+
+
+class PreparationListener(Protocol):
+    """Who is told how preparation goes."""
+
+    def part_measured(self, part: Part) -> None:
+        """The shape is known.
+
+        Raises:
+            ServiceError: the part may not go on.
+        """
+        ...
+
+    def part_prepared(self, part: Part, now: float) -> None:
+        """The part is PREPARED and holds space in the input arena."""
+        ...
+
+    def part_failed(self, part: Part, error: ServiceError, now: float) -> None:
+        """The part cannot be prepared."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A part at a worker. It outlives the part's end until the worker has reported."""
+
+    part: Part
+    worker: int
+    offset: int | None = None
+    """Its space in the input arena, once granted."""
+    waits_for_space: bool = False
+    space_timer: Timer | None = None
+
+
+class Preparation:
+    """The first half of the pipeline.
+
+    Args:
+        hands: the media workers.
+        input_bytes: the size of the input arena.
+        prepare_seconds: how long a worker may take for one item.
+        space_seconds: how long an item may wait for space in the input arena.
+        timers: where limits of time are set.
+        listener: who is told.
+    """
+
+    def __init__(
+        self,
+        hands: MediaHands,
+        input_bytes: int,
+        prepare_seconds: float,
+        space_seconds: float,
+        timers: Timers,
+        listener: PreparationListener,
+    ) -> None:
+        self._hands = hands
+        self._allocator = Allocator(input_bytes)
+        self._prepare_seconds = prepare_seconds
+        self._space_seconds = space_seconds
+        self._timers = timers
+        self._listener = listener
+        self._queue = FairQueue()
+        self._workers: dict[int, deque[_Job]] = {}
+        self._clocks: dict[int, Timer] = {}
+        self._waiting: list[tuple[int, int, int, _Job]] = []
+        self._jobs: dict[int, _Job] = {}
+
+    @property
+    def ready(self) -> bool:
+        """At least one worker takes items."""
+        return bool(self._workers)
+
+    @property
+    def input_bytes_taken(self) -> int:
+        """Bytes of the input arena that are taken."""
+        return self._allocator.size - self._allocator.free_bytes
+
+    def enqueue(self, part: Part) -> None:
+        """Takes a QUEUED part."""
+        self._queue.push(part, part.media_bytes + _ITEM_COST_BYTES)
+
+    def pump(self, now: float) -> None:
+        """Starts what can start: grants space, and gives items to workers with a free place."""
+        self._grant_space()
+        for worker, jobs in self._workers.items():
+            while len(jobs) < ITEMS_AT_A_WORKER and (part := self._queue.pop()) is not None:
+                part.move(PartState.PREPARING)
+                part.prepare_started_at = now
+                job = _Job(part, worker)
+                jobs.append(job)
+                self._jobs[part.key] = job
+                if len(jobs) == 1:
+                    self._start_clock(worker, now)
+                self._hands.prepare(worker, part.key, part.item, part.files)
+
+    def discard(self, part: Part) -> None:
+        """The part has ended while it was QUEUED, PREPARING or PREPARED."""
+        if part.input_offset is not None:
+            self.free_input(part)
+        job = self._jobs.get(part.key)
+        if job is not None:
+            job.waits_for_space = False
+            self._hands.drop(job.worker, part.key)
+
+    def free_input(self, part: Part) -> None:
+        """The part's input is not needed any more."""
+        assert part.input_offset is not None
+        self._allocator.free(part.input_offset)
+        part.input_offset = None
+
+    def worker_ready(self, worker: int) -> None:
+        """A worker takes items."""
+        self._workers[worker] = deque()
+
+    def worker_lost(self, worker: int, now: float) -> None:
+        """A worker died. The item that it worked on fails; those behind it go to the next worker."""
+        jobs = self._workers.pop(worker, None)
+        if jobs is None:
+            return
+        self._stop_clock(worker)
+        for index, job in enumerate(list(jobs)):
+            self._forget(job)
+            if job.offset is not None:
+                self._allocator.free(job.offset)
+            part = job.part
+            if part.ended:
+                continue
+            if index == 0:
+                message = "the process that decoded this item died; the file may be built to crash a decoder"
+                self._listener.part_failed(part, ServiceError(Reason.MEDIA_WORKER_LOST, message), now)
+            else:
+                part.move(PartState.QUEUED)
+                self.enqueue(part)
+
+    def measured(self, worker: int, key: int, layout: EmbeddingChunk, model_input: ModelInput, now: float) -> None:
+        """A worker knows the shape of an item and waits for space."""
+        job = self._job(worker, key)
+        if job is None or job.part.ended:
+            return
+        part = job.part
+        measured_before = part.layout is not None
+        part.layout, part.input = layout, model_input
+        try:
+            if model_input.nbytes > self._allocator.size:
+                raise ServiceError(
+                    Reason.MEDIA_TOO_LARGE,
+                    f"the item needs {model_input.nbytes} bytes of model input and the server has room for "
+                    f"{self._allocator.size}; ask for fewer pixels",
+                )
+            if not measured_before:
+                self._listener.part_measured(part)
+        except ServiceError as error:
+            self._listener.part_failed(part, error, now)
+            return
+        job.waits_for_space = True
+        job.space_timer = self._timers.at(now + self._space_seconds, lambda at: self._space_overdue(job, at))
+        heapq.heappush(self._waiting, (part.request.prompt.order, part.item.part_idx, part.key, job))
+
+    def prepared(self, worker: int, key: int, prepare_seconds: float, now: float) -> None:
+        """A worker has written an item's input."""
+        job = self._take(worker, key, now)
+        if job is None:
+            return
+        part = job.part
+        assert job.offset is not None
+        if part.ended:
+            self._allocator.free(job.offset)
+            return
+        part.input_offset = job.offset
+        part.prepare_seconds = prepare_seconds
+        part.prepared_at = now
+        part.move(PartState.PREPARED)
+        self._listener.part_prepared(part, now)
+
+    def failed(self, worker: int, key: int, error: ServiceError, now: float) -> None:
+        """A worker cannot prepare an item, or has dropped it."""
+        job = self._take(worker, key, now)
+        if job is None:
+            return
+        if job.offset is not None:
+            self._allocator.free(job.offset)
+        if not job.part.ended:
+            self._listener.part_failed(job.part, error, now)
+
+    def _grant_space(self) -> None:
+        """Gives space to the oldest prompt first; nobody younger may take while it waits."""
+        while self._waiting:
+            job = self._waiting[0][-1]
+            if job.waits_for_space:
+                assert job.part.input is not None
+                offset = self._allocator.allocate(max(job.part.input.nbytes, 1))
+                if offset is None:
+                    return
+                job.offset = offset
+                job.waits_for_space = False
+                self._hands.grant(job.worker, job.part.key, offset)
+            heapq.heappop(self._waiting)
+            if job.space_timer is not None:
+                job.space_timer.cancel()
+
+    def _job(self, worker: int, key: int) -> _Job | None:
+        job = self._jobs.get(key)
+        return job if job is not None and job.worker == worker else None
+
+    def _take(self, worker: int, key: int, now: float) -> _Job | None:
+        """The worker has done with an item: its place is free."""
+        job = self._job(worker, key)
+        if job is None:
+            return None
+        self._forget(job)
+        jobs = self._workers[worker]
+        jobs.remove(job)
+        self._stop_clock(worker)
+        if jobs:
+            self._start_clock(worker, now)
+        return job
+
+    def _forget(self, job: _Job) -> None:
+        del self._jobs[job.part.key]
+        job.waits_for_space = False
+        if job.space_timer is not None:
+            job.space_timer.cancel()
+
+    def _start_clock(self, worker: int, now: float) -> None:
+        self._clocks[worker] = self._timers.at(now + self._prepare_seconds, lambda at: self._overdue(worker, at))
+
+    def _stop_clock(self, worker: int) -> None:
+        clock = self._clocks.pop(worker, None)
+        if clock is not None:
+            clock.cancel()
+
+    def _overdue(self, worker: int, now: float) -> None:
+        jobs = self._workers.get(worker)
+        if not jobs:
+            return
+        job = jobs[0]
+        if job.waits_for_space:
+            # The worker is not slow, it waits for the front; that has its own limit.
+            self._start_clock(worker, now)
+            return
+        if not job.part.ended:
+            message = f"the item was not decoded in {self._prepare_seconds:g} s; send a smaller or simpler file"
+            self._listener.part_failed(job.part, ServiceError(Reason.MEDIA_TIMEOUT, message), now)
+        self._hands.stop(worker)
+
+    def _space_overdue(self, job: _Job, now: float) -> None:
+        if not job.waits_for_space:
+            return
+        message = f"no space for the item's input came free in {self._space_seconds:g} s; try again later"
+        error = ServiceError(Reason.SPACE_TIMEOUT, message, retry_after=1.0)
+        self._listener.part_failed(job.part, error, now)

@@ -1,0 +1,173 @@
+"""Keeps one child process running: starts it, gives it its configuration, notices its death, starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import zmq
+from google.protobuf.message import Message
+
+from encoder_svc.runtime.links import Link
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
+class ChildOwner(Protocol):
+    """Who speaks with a child."""
+
+    def received(self, envelope: bytes) -> None:
+        """A message of the child, on the event loop."""
+        ...
+
+    def lost(self) -> None:
+        """The child is dead. Another life follows after a pause."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChildProgram:
+    """What to start."""
+
+    name: str
+    """For logs, such as `engine 0`."""
+    module: str
+    """Run as ``python -m module ADDRESS``."""
+    descriptors: tuple[int, ...]
+    """Inherited, at the same numbers."""
+    start_seconds: float
+    """Time from its start until it takes work."""
+
+
+class Supervisor:
+    """One child over all its lives.
+
+    Args:
+        program: what to start.
+        owner: who speaks with it.
+        context: ZeroMQ's.
+        folder: where links have their names for a moment.
+        pause_seconds: the pause before the second life; it doubles while lives end without success.
+    """
+
+    def __init__(
+        self,
+        program: ChildProgram,
+        owner: ChildOwner,
+        context: zmq.Context[zmq.Socket[bytes]],
+        folder: Path,
+        pause_seconds: float,
+    ) -> None:
+        self._program = program
+        self._owner = owner
+        self._context = context
+        self._folder = folder
+        self._pause_seconds = pause_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+        self._succeeded = asyncio.Event()
+        self.restarts = 0
+
+    def send(self, message: Message, files: Sequence[bytes] = ()) -> None:
+        """Sends to the current life; without one the message goes nowhere, and its loss is about to be reported."""
+        if self._link is not None:
+            self._link.send(message, files)
+
+    def kill(self) -> None:
+        """Ends the current life at once, whatever it does."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+
+    async def run(self) -> None:
+        """Runs one life after another until it is cancelled; then no process is left."""
+        pause = self._pause_seconds
+        while True:
+            self._succeeded.clear()
+            status = await self._live()
+            if self._succeeded.is_set():
+                pause = self._pause_seconds
+            logger.warning("%s ended with %s; it starts again in %.1f s", self._program.name, _tell(status), pause)
+            self._owner.lost()
+            self.restarts += 1
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _live(self) -> int:
+        """One life, from start to death. Returns its exit status."""
+        link = self._link = Link(self._context, self._folder, self._owner.received)
+        # Popen from this, the main thread: the child asks to be killed when the thread that made it ends.
+        process = self._process = subprocess.Popen(  # noqa: ASYNC220 # returns at once: vfork
+            [sys.executable, "-m", self._program.module, link.address],
+            stdin=subprocess.DEVNULL,
+            pass_fds=self._program.descriptors,
+        )
+        try:
+            with _Exit(process) as exit_:
+                try:
+                    async with asyncio.timeout(self._program.start_seconds):
+                        await self._first_of_success_and(exit_.future)
+                except TimeoutError:
+                    logger.error(  # noqa: TRY400 # nothing to trace
+                        "%s was not ready in %g s; it is stopped", self._program.name, self._program.start_seconds
+                    )
+                    process.kill()
+                return await exit_.future
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            link.close()
+            self._link = self._process = None
+
+    async def _first_of_success_and(self, exit_: asyncio.Future[int]) -> None:
+        success = asyncio.create_task(self._succeeded.wait())
+        exit_.add_done_callback(lambda _: success.cancel())
+        await asyncio.wait([success])
+
+    def greet(self, configuration: Message) -> None:
+        """The child said hello: it gets its configuration."""
+        assert self._link is not None
+        self._link.hide()
+        self._link.send(configuration)
+
+    def succeed(self) -> None:
+        """The child takes work: its life is a success."""
+        self._succeeded.set()
+
+
+class _Exit:
+    """Tells the event loop when a process ends, through a pidfd."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[int] = self._loop.create_future()
+        self._descriptor = os.pidfd_open(process.pid)
+
+    def __enter__(self) -> Self:
+        self._loop.add_reader(self._descriptor, self._ended)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self.future.cancel()
+
+    def _ended(self) -> None:
+        if not self.future.done():
+            self._loop.remove_reader(self._descriptor)
+            self.future.set_result(self._process.wait())
+
+
+def _tell(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"

@@ -1,0 +1,28 @@
+"""Log lines: one format for the front and its children, on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+def configure_logging(level: str, process: str) -> None:
+    """Sends the log of this process to stderr.
+
+    A log never holds media bytes, leases or slot keys.
+
+    Args:
+        level: the least severity: ``debug``, ``info``, ``warning`` or ``error``.
+        process: what this process is, such as ``engine``; it stands in every line.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        logging.Formatter(
+            f"%(asctime)s.%(msecs)03d %(levelname)-7s {process}[%(process)d] %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Pillow tells every PNG chunk at DEBUG; nobody looks for that in a server's log.
+    logging.getLogger("PIL").setLevel(logging.INFO)

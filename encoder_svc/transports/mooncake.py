@@ -1,0 +1,97 @@
+"""The serving half of Mooncake: peers read the arena with one-sided transfers; the engine does nothing for a read.
+
+Mooncake has no authentication: whoever reaches its port can read and write what is registered. Hence a checksum in
+every chunk, and a private network for it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from encoder_svc.shared_memory import SharedMemory
+
+_METADATA = "P2PHANDSHAKE"  # peers ask each other; there is no metadata server
+
+# glog and Mooncake's own level: of its many lines at start only fatal ones are news for an operator.
+_QUIET = {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
+
+_PROBLEMS = (
+    (
+        "libibverbs",
+        "Mooncake needs the system library libibverbs, even for TCP: `apt-get install libibverbs1`",
+    ),
+    ("libcudart", "this build of Mooncake needs CUDA; take the one without: `pip install 'encoder-svc[cpu]'`"),
+    ("libcuda.", "this build of Mooncake needs CUDA; take the one without: `pip install 'encoder-svc[cpu]'`"),
+)
+_NOT_INSTALLED = (
+    "Mooncake is not installed: `pip install 'encoder-svc[cpu]'` for hosts without CUDA, `encoder-svc[cuda12]` or "
+    "`encoder-svc[cuda13]` for those with it"
+)
+
+
+class TransportUnavailableError(Exception):
+    """A transport cannot serve here. The message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class MooncakeServer:
+    """An engine of Mooncake that serves one registered arena, for the life of the process."""
+
+    session: str
+    """What peers open: ``host:port``."""
+    address: int
+    """The arena's first byte, as peers name it."""
+    engine: Any
+    """Mooncake's ``TransferEngine``. It must stay alive as long as the arena is served."""
+
+
+def load_mooncake() -> Any:
+    """Imports Mooncake.
+
+    Returns:
+        The class ``mooncake.engine.TransferEngine``.
+
+    Raises:
+        TransportUnavailableError: it, or a library that it needs, is missing.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        from mooncake.engine import TransferEngine
+    except ModuleNotFoundError:
+        raise TransportUnavailableError(_NOT_INSTALLED) from None
+    except ImportError as error:
+        text = str(error)
+        for library, advice in _PROBLEMS:
+            if library in text:
+                raise TransportUnavailableError(advice) from error
+        raise TransportUnavailableError(f"Mooncake cannot be loaded: {text}") from error
+    return TransferEngine
+
+
+def serve_by_mooncake(arena: SharedMemory, host: str, protocol: str, devices: str) -> MooncakeServer:
+    """Registers an arena, once, and serves it.
+
+    Args:
+        arena: what peers may read. Any peer that reaches the port can also write it.
+        host: the address that peers reach this host by.
+        protocol: ``tcp`` or ``rdma``.
+        devices: RDMA devices, with commas between them; empty takes all.
+
+    Raises:
+        TransportUnavailableError: Mooncake cannot be loaded or cannot start.
+    """
+    engine = load_mooncake()()
+    if engine.initialize(host, _METADATA, protocol, devices) != 0:
+        raise TransportUnavailableError(
+            f"Mooncake cannot start on {host} by {protocol}; check mooncake_host"
+            + (", mooncake_devices and the RDMA driver (`ibv_devices` lists devices)" if protocol == "rdma" else "")
+        )
+    if engine.register_memory(arena.address, arena.size) != 0:
+        raise TransportUnavailableError(
+            f"Mooncake cannot register the arena of {arena.size} bytes"
+            + ("; raise the limit of locked memory (ulimit -l)" if protocol == "rdma" else "")
+        )
+    return MooncakeServer(f"{host}:{engine.get_rpc_port()}", arena.address, engine)

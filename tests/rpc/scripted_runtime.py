@@ -1,0 +1,83 @@
+"""A runtime that does what a test tells it, to look at the translation in ``rpc/`` alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from encoder_svc.runtime.commands import CancelCommand, EncodeCommand
+from encoder_svc.runtime.events import Accepted
+from encoder_svc.runtime.service import CancelOutcome, LeaseOutcome, Sink
+from epd.encoder.v1.embedding_pb2 import EncoderRef
+from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome
+
+
+class ScriptedCall:
+    """A request that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.abandoned = asyncio.Event()
+
+    def abandon(self) -> None:
+        self.abandoned.set()
+
+
+class ScriptedRuntime:
+    """An ``EncoderRuntime`` that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.listeners: list[Callable[[bool], None]] = []
+        self.commands: list[EncodeCommand] = []
+        self.cancels: list[CancelCommand] = []
+        self.sinks: list[Sink] = []
+        self.call = ScriptedCall()
+        self.submitted = asyncio.Event()
+        self.fault: Exception | None = None
+        self.payload = b""
+        self.reads: list[tuple[int, int]] = []
+        self.read_faults: dict[int, Exception] = {}
+
+    def on_readiness(self, listener: Callable[[bool], None]) -> None:
+        self.listeners.append(listener)
+        listener(self.ready)
+
+    def now(self) -> float:
+        return 1000.0
+
+    def submit(self, command: EncodeCommand, sink: Sink) -> ScriptedCall:
+        self._fail()
+        self.commands.append(command)
+        self.sinks.append(sink)
+        sink(Accepted(command.request_id, command.prompt_id, command.num_parts, EncoderRef(instance_id="me")))
+        self.submitted.set()
+        return self.call
+
+    def cancel(self, command: CancelCommand) -> CancelOutcome:
+        self.cancels.append(command)
+        return CancelOutcome(requests=1, parts=2)
+
+    def release(self, leases: Sequence[tuple[bytes, ReadOutcome]]) -> list[LeaseState]:
+        return [LeaseState.LEASE_STATE_HELD if lease else LeaseState.LEASE_STATE_UNKNOWN for lease, _ in leases]
+
+    def renew(self, leases: Sequence[bytes], ttl: float | None) -> list[LeaseOutcome]:
+        return [LeaseOutcome(LeaseState.LEASE_STATE_HELD, ttl or 7.5) for _ in leases]
+
+    def slot_nbytes(self, lease: bytes) -> int:
+        self._fail()
+        return len(self.payload)
+
+    def read_slot(self, lease: bytes, offset: int, length: int) -> memoryview:
+        fault = self.read_faults.get(offset)
+        if fault is not None:
+            raise fault
+        self.reads.append((offset, length))
+        return memoryview(self.payload)[offset : offset + length]
+
+    def describe(self) -> GetServerInfoResponse:
+        self._fail()
+        return GetServerInfoResponse(encoder=EncoderRef(instance_id="me"))
+
+    def _fail(self) -> None:
+        if self.fault is not None:
+            raise self.fault

@@ -1,0 +1,187 @@
+"""What ``rpc/`` makes of the runtime's answers, over a real channel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from encoder_svc.errors import Reason, ServiceError
+from encoder_svc.rpc.server import RpcServer
+from encoder_svc.rpc.servicer import PIECE_BYTES
+from encoder_svc.runtime.events import Completed, PartCancelled, PartFailed
+from encoder_svc.settings import Settings
+from encoder_svc.telemetry.metrics import Metrics
+from epd.encoder.v1 import encoder_service_pb2 as pb
+from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from epd.encoder.v1.media_pb2 import MediaItem, Modality
+from tests.rpc.scripted_runtime import ScriptedRuntime
+from tests.rpc.statuses import reason_of, retry_of, status_of
+
+REQUEST = pb.EncodeRequest(
+    request_id="r", items=[MediaItem(part_idx=i, modality=Modality.MODALITY_IMAGE, data=b"x") for i in range(2)]
+)
+
+
+class Service:
+    """A served scripted runtime and a stub to call it by."""
+
+    def __init__(self, runtime: ScriptedRuntime, server: RpcServer, channel: grpc.aio.Channel, metrics: Metrics) -> None:
+        self.runtime = runtime
+        self.server = server
+        self.stub: Any = EncoderServiceStub(channel)
+        self.metrics = metrics
+
+    def counted(self, method: str, code: str) -> float:
+        """How many calls of a method ended so."""
+        labels = {"method": method, "code": code}
+        return self.metrics.registry.get_sample_value("encoder_svc_requests_total", labels) or 0.0
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    metrics = Metrics()
+    server = RpcServer(Settings(model=Path("/nowhere"), listen="127.0.0.1:0"), metrics)
+    runtime = ScriptedRuntime()
+    await server.start(runtime)
+    async with grpc.aio.insecure_channel(server.target) as channel:
+        yield Service(runtime, server, channel, metrics)
+    await server.stop(grace=0)
+
+
+async def test_events_that_are_ready_together_travel_together(service: Service) -> None:
+    call = service.stub.Encode(REQUEST)
+    assert [event.WhichOneof("event") for event in (await call.read()).events] == ["accepted"]
+    error = ServiceError(Reason.ENGINE_LOST, "the engine died")
+    sink = service.runtime.sinks[0]
+    sink(PartCancelled("p", "r", 0))
+    sink(PartFailed("p", "r", 1, error))
+    sink(Completed(ready=0, failed=1, cancelled=1, from_cache=0, total_seconds=1.5))
+    events = (await call.read()).events
+    assert [event.WhichOneof("event") for event in events] == ["part_cancelled", "part_failed", "complete"]
+    assert reason_of(events[1].part_failed) == "ENGINE_LOST"
+    assert retry_of(events[1].part_failed) == 1.0
+    assert events[2].complete.total.ToMilliseconds() == 1500
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+    await service.runtime.call.abandoned.wait()
+    ends = {("FAILED", "ENGINE_LOST"): 1, ("CANCELLED", ""): 1}
+    for (state, reason), count in ends.items():
+        labels = {"state": state, "reason": reason}
+        assert service.metrics.registry.get_sample_value("encoder_svc_parts_total", labels) == count
+
+
+async def test_f27_leaving_the_call_abandons_the_request(service: Service) -> None:
+    call = service.stub.Encode(REQUEST)
+    await call.read()
+    call.cancel()
+    await service.runtime.call.abandoned.wait()
+    while not service.counted("Encode", "CANCELLED"):
+        await asyncio.sleep(0)
+
+
+async def test_the_callers_deadline_reaches_the_runtime_and_ends_the_call(service: Service) -> None:
+    call = service.stub.Encode(REQUEST, timeout=0.5)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        while True:
+            await call.read()
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    deadline = service.runtime.commands[0].deadline
+    assert deadline is not None
+    assert 1000.0 < deadline <= 1000.5
+    await service.runtime.call.abandoned.wait()
+
+
+async def test_a_call_without_deadline_has_none(service: Service) -> None:
+    call = service.stub.Encode(REQUEST)
+    await call.read()
+    assert service.runtime.commands[0].deadline is None
+    call.cancel()
+
+
+async def test_a_refusal_ends_the_call_with_its_status(service: Service) -> None:
+    service.runtime.fault = ServiceError(Reason.ADMISSION_FULL, "the server is full; wait", retry_after=3)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await service.stub.Encode(REQUEST).read()
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert failed.value.details() == "the server is full; wait"
+    assert (reason_of(failed.value), retry_of(failed.value)) == ("ADMISSION_FULL", 3)
+    assert service.counted("Encode", "RESOURCE_EXHAUSTED") == 1
+
+
+async def test_f21_an_unexpected_error_is_told_without_its_text(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.runtime.fault = ValueError("10.0.0.7 data:image/png;base64,secret")
+    with caplog.at_level(logging.ERROR), pytest.raises(grpc.aio.AioRpcError) as failed:
+        await service.stub.GetServerInfo(pb.GetServerInfoRequest())
+    assert failed.value.code() is grpc.StatusCode.INTERNAL
+    assert reason_of(failed.value) == "INTERNAL"
+    assert b"secret" not in status_of(failed.value).SerializeToString()
+    assert "unexpected error in GetServerInfo" in caplog.text
+    service.runtime.fault = None
+    assert (await service.stub.GetServerInfo(pb.GetServerInfoRequest())).encoder.instance_id == "me"
+
+
+async def test_fetch_sends_the_range_in_pieces(service: Service) -> None:
+    payload = service.runtime.payload = bytes(range(256)) * (10 << 10)  # 2.5 MiB
+    pieces = [piece.data async for piece in service.stub.Fetch(pb.FetchRequest(lease_id=b"l"))]
+    assert [len(piece) for piece in pieces] == [PIECE_BYTES, PIECE_BYTES, PIECE_BYTES // 2]
+    assert b"".join(pieces) == payload
+    some = [piece.data async for piece in service.stub.Fetch(pb.FetchRequest(lease_id=b"l", offset=7, length=9))]
+    assert some == [payload[7:16]]
+    at_end = pb.FetchRequest(lease_id=b"l", offset=len(payload))
+    assert [piece async for piece in service.stub.Fetch(at_end)] == []
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 11), (10, 1), (11, 0), (2**64 - 1, 2**64 - 1)])
+async def test_fetch_refuses_a_range_outside(service: Service, offset: int, length: int) -> None:
+    service.runtime.payload = bytes(10)
+    with pytest.raises(grpc.aio.AioRpcError, match="the slot has 10 bytes") as failed:
+        await service.stub.Fetch(pb.FetchRequest(lease_id=b"l", offset=offset, length=length)).read()
+    assert failed.value.code() is grpc.StatusCode.OUT_OF_RANGE
+    assert service.runtime.reads == []
+
+
+async def test_fetch_looks_at_the_lease_before_each_piece(service: Service) -> None:
+    service.runtime.payload = bytes(3 * PIECE_BYTES)
+    service.runtime.read_faults[PIECE_BYTES] = ServiceError(Reason.LEASE_EXPIRED, "the lease ran out")
+    call = service.stub.Fetch(pb.FetchRequest(lease_id=b"l"))
+    assert len((await call.read()).data) == PIECE_BYTES
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call.read()
+    assert reason_of(failed.value) == "LEASE_EXPIRED"
+
+
+async def test_leases_are_answered_in_order(service: Service) -> None:
+    leases = [pb.LeaseRelease(lease_id=b"one"), pb.LeaseRelease(lease_id=b"")]
+    released = await service.stub.Release(pb.ReleaseRequest(leases=leases))
+    states = [pb.LEASE_STATE_HELD, pb.LEASE_STATE_UNKNOWN]
+    assert [(lease.lease_id, lease.state) for lease in released.leases] == list(zip([b"one", b""], states, strict=True))
+    renewed = await service.stub.Renew(pb.RenewRequest(lease_ids=[b"one"], ttl={"seconds": 2}))
+    assert [lease.ttl.ToMilliseconds() for lease in renewed.leases] == [2000]
+
+
+async def test_cancel_goes_to_the_runtime(service: Service) -> None:
+    answer = await service.stub.Cancel(pb.CancelRequest(prompt_id="p"))
+    assert (answer.requests, answer.parts) == (1, 2)
+    assert [(command.kind, command.id) for command in service.runtime.cancels] == [("prompt", "p")]
+
+
+async def test_calls_that_are_to_come_say_so(service: Service) -> None:
+    calls = [
+        service.stub.Upload(iter([pb.UploadRequest()])),
+        service.stub.Acquire(pb.AcquireRequest()),
+        service.stub.Subscribe(pb.SubscribeRequest()).read(),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.aio.AioRpcError, match="will come with a later version") as failed:
+            await call
+        assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert reason_of(failed.value) == "NOT_IMPLEMENTED"
