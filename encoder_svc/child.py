@@ -108,9 +108,9 @@ def _check_listener(address: str) -> None:
 def _prepare_environment() -> None:
     # Threads that spin while they wait cost more than half of the forward when another process shares the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # torch asks the network for nothing here, and transformers must not either.
+    # A checkpoint is a folder: transformers asks nobody for more, and draws no bars into the log.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # glibc reads its MALLOC_ variables before main; from here only mallopt works.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:

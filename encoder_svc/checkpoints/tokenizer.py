@@ -9,9 +9,20 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 SPECIAL_TOKENS = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
-    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
 )
 """In the order of the hub's tokenizer."""
 
@@ -70,4 +81,5 @@ def write_tokenizer(directory: Path, processor_class: str, max_length: int) -> d
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    return {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    return {token: vocabulary[token] for token in SPECIAL_TOKENS}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from epd.encoder.v1.media_pb2 import Modality
 from rich.console import Console
 from rich.table import Table
 
 from encoder_svc.models.registry import FAMILIES
+from epd.encoder.v1.media_pb2 import Modality
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -20,8 +20,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "models",
         help="list the model families that can be served",
-        description="Lists the model families that can be served. A checkpoint belongs to the family that model_type in its "
-        "config.json names.",
+        description="Lists the model families that can be served. A checkpoint belongs to the family that model_type in "
+        "its config.json names.",
     )
     parser.set_defaults(func=run)
 

@@ -1,5 +1,4 @@
 """Model families: what can be served, and for each family its preprocessing and its towers. Knows nothing of slots.
 
-:mod:`~encoder_svc.models.registry`, :mod:`~encoder_svc.models.checkpoint` and :mod:`~encoder_svc.models.dtypes` are free
-of torch.
+The modules ``registry``, ``checkpoint`` and ``dtypes`` are free of torch.
 """

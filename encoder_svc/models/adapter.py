@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+
 from epd.encoder.v1.embedding_pb2 import DataType, EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 from epd.encoder.v1.media_pb2 import MediaItem, Modality

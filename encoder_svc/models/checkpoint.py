@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from encoder_svc.errors import SetupError
 
@@ -83,8 +82,8 @@ class Checkpoint:
             shards.setdefault(self.files[name], []).append(name)
         if not shards:
             raise SetupError(
-                f"{self.path} holds no tensor named {' or '.join(prefix + '*' for prefix in prefixes)}: it has no tower "
-                "that this model type needs; download the whole checkpoint, not its language half"
+                f"{self.path} holds no tensor named {' or '.join(prefix + '*' for prefix in prefixes)}: it has no "
+                "tower that this model type needs; download the whole checkpoint, not its language half"
             )
         for file, names in sorted(shards.items()):
             if not (self.path / file).is_file():
@@ -102,21 +101,16 @@ class Checkpoint:
         """
         tensors: list[StoredTensor] = []
         for file, names in self.shards(prefixes).items():
-            try:
-                with safe_open(self.path / file, framework="numpy") as reader:
-                    lacking = set(names) - set(reader.keys())
-                    if lacking:
-                        raise SetupError(
-                            f"shard {file} lacks the tensor {min(lacking)}, which the index puts there; download {file} "
-                            f"and {INDEX} again"
-                        )
-                    for name in names:
-                        part = reader.get_slice(name)
-                        tensors.append(StoredTensor(name, file, part.get_dtype(), tuple(part.get_shape())))
-            except (SafetensorError, OSError):
-                raise SetupError(
-                    f"{self.path / file} is no whole safetensors file; it was cut off or damaged: download it again"
-                ) from None
+            with _open_header(self.path / file) as reader:
+                lacking = set(names) - set(reader.keys())
+                if lacking:
+                    raise SetupError(
+                        f"shard {file} lacks the tensor {min(lacking)}, which the index puts there; download {file} "
+                        f"and {INDEX} again"
+                    )
+                for name in names:
+                    part = reader.get_slice(name)
+                    tensors.append(StoredTensor(name, file, part.get_dtype(), tuple(part.get_shape())))
         return tensors
 
 
@@ -159,16 +153,23 @@ def _list_tensors(path: Path) -> dict[str, str]:
                 raise SetupError(f"{path / INDEX} names {file!r}, which is not a file of the folder")
         return files
     if (path / SINGLE_FILE).is_file():
-        try:
-            with safe_open(path / SINGLE_FILE, framework="numpy") as reader:
-                return {name: SINGLE_FILE for name in reader.keys()}  # noqa: SIM118 (not a mapping)
-        except (SafetensorError, OSError):
-            raise SetupError(
-                f"{path / SINGLE_FILE} is no whole safetensors file; it was cut off or damaged: download it again"
-            ) from None
+        with _open_header(path / SINGLE_FILE) as reader:
+            return dict.fromkeys(reader.keys(), SINGLE_FILE)
     raise SetupError(
         f"{path} has neither {SINGLE_FILE} nor {INDEX}; weights must be safetensors (pickled .bin files are not read)"
     )
+
+
+@contextmanager
+def _open_header(file: Path) -> Iterator[Any]:
+    # Not at the top: the front starts without tensor libraries. With "numpy", safetensors imports no torch.
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as reader:
+            yield reader
+    except (SafetensorError, OSError):
+        raise SetupError(f"{file} is no whole safetensors file; it was cut off or damaged: download it again") from None
 
 
 def _read_object(file: Path) -> dict[str, Any]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from epd.encoder.v1.embedding_pb2 import DataType
-
 from encoder_svc.errors import SetupError
+from epd.encoder.v1.embedding_pb2 import DataType
 
 DATA_TYPES: dict[str, DataType] = {
     "float32": DataType.DATA_TYPE_FLOAT32,

@@ -11,10 +11,10 @@ import math
 from typing import Any
 
 import torch
-from epd.encoder.v1.media_pb2 import ImageDetail, ImageOptions
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
+from epd.encoder.v1.media_pb2 import ImageDetail, ImageOptions
 
 MAX_ASPECT_RATIO = 200
 """A longer side of more than so many shorter sides is refused, as transformers does."""

@@ -1,16 +1,16 @@
 """Packs grids of any sizes into one forward: the order of the patches and who attends to whom.
 
 A segment is a run of patches that attend to each other and to nobody else: a frame, or a window of a frame. One call of
-attention takes all segments of one length, so the number of calls grows with the number of distinct lengths and not with
-images or windows. To need no copy for windows, the whole batch is ordered by the length of its windows.
+attention takes all segments of one length, so the number of calls grows with the number of distinct lengths and not
+with images or windows. To need no copy for windows, the whole batch is ordered by the length of its windows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import torch
 
@@ -68,8 +68,7 @@ class PackedBatch:
             self.positions.to(device),
             self.windows,
             tuple(
-                group if group.index is None else SegmentGroup(group.count, group.length, group.start, group.index.to(device))
-                for group in self.frames
+                group if group.index is None else replace(group, index=group.index.to(device)) for group in self.frames
             ),
         )
 
@@ -122,18 +121,19 @@ def pack(grids: Sequence[Grid], merge_size: int, window_blocks: int) -> PackedBa
     by_length = torch.argsort(lengths, stable=True)
     sorted_lengths = lengths[by_length]
     starts = (lengths.cumsum(0) - lengths)[by_length]
+    new_starts = sorted_lengths.cumsum(0) - sorted_lengths
     # For each window, sorted, its blocks: start, start + 1, ...
-    within = torch.arange(blocks.numel()) - (sorted_lengths.cumsum(0) - sorted_lengths).repeat_interleave(sorted_lengths)
+    within = torch.arange(blocks.numel()) - new_starts.repeat_interleave(sorted_lengths)
     block_order = blocks[starts.repeat_interleave(sorted_lengths) + within]
     order = (block_order[:, None] * unit + torch.arange(unit)).reshape(-1)
 
     inverse = torch.empty_like(block_order)
     inverse[block_order] = torch.arange(block_order.numel())
 
-    distinct, counts = sorted_lengths.unique_consecutive(return_counts=True)
     windows: list[SegmentGroup] = []
     start = 0
-    for length, count in zip((distinct * unit).tolist(), counts.tolist(), strict=True):
+    for length, run in groupby((sorted_lengths * unit).tolist()):
+        count = len(list(run))
         windows.append(SegmentGroup(count, length, start, None))
         start += length * count
     return PackedBatch(
@@ -156,8 +156,6 @@ def _group_frames(grids: Sequence[Grid], inverse: torch.Tensor, unit: int) -> tu
         return (SegmentGroup(1, start, 0, None),)
     places = (inverse[:, None] * unit + torch.arange(unit)).reshape(-1)
     return tuple(
-        SegmentGroup(
-            len(starts), length, 0, torch.cat([places[first : first + length] for first in starts])
-        )
+        SegmentGroup(len(starts), length, 0, torch.cat([places[first : first + length] for first in starts]))
         for length, starts in sorted(by_length.items())
     )

@@ -7,8 +7,8 @@ import torch
 from encoder_svc.models.image_patches import ImagePreprocessing
 
 CENTER = 128
-"""Taken from every value before the product: values are then whole numbers that bfloat16 and float16 hold exactly, small
-on average, so that little is lost by rounding the weights."""
+"""Taken from every value before the product: values are then whole numbers that bfloat16 and float16 hold exactly,
+small on average, so that little is lost by rounding the weights."""
 
 
 class PatchEmbedding(torch.nn.Module):

@@ -1,7 +1,8 @@
 """Qwen2.5-VL: still images.
 
 Grid (1, h, w) in patches of 14 × 14 pixels; h·w / merge² rows. The tower is in
-:mod:`~encoder_svc.models.qwen2_5_vl_tower`, which an engine imports when it loads: a media worker needs no transformers.
+:mod:`~encoder_svc.models.qwen2_5_vl_tower`, which an engine imports when it loads: a media worker imports no
+transformers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from epd.encoder.v1.embedding_pb2 import DataType, EmbeddingChunk, ImageMetadata, Int64List, PlaceholderValue, TensorSpec
-from epd.encoder.v1.media_pb2 import MediaItem, Modality
-from epd.internal.v1.media_worker_pb2 import ModelInput
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
@@ -28,6 +26,16 @@ from encoder_svc.models.image_patches import (
     smart_resize,
 )
 from encoder_svc.models.registry import FAMILIES
+from epd.encoder.v1.embedding_pb2 import (
+    DataType,
+    EmbeddingChunk,
+    ImageMetadata,
+    Int64List,
+    PlaceholderValue,
+    TensorSpec,
+)
+from epd.encoder.v1.media_pb2 import MediaItem, Modality
+from epd.internal.v1.media_worker_pb2 import ModelInput
 
 CHANNELS = 3
 
@@ -82,9 +90,13 @@ class Qwen25VLAdapter:
     def measure(self, item: MediaItem, probe: MediaProbe) -> Layout:
         """See :meth:`Adapter.measure <encoder_svc.models.adapter.Adapter.measure>`."""
         if item.modality != Modality.MODALITY_IMAGE:
-            raise ServiceError(Reason.MODALITY_UNSUPPORTED, "this server encodes images of this model only", field="modality")
+            raise ServiceError(
+                Reason.MODALITY_UNSUPPORTED, "this server encodes images of this model only", field="modality"
+            )
         if item.WhichOneof("options") not in (None, "image"):
-            raise ServiceError(Reason.REQUEST_INVALID, "the options are not those of an image; set `image`", field="options")
+            raise ServiceError(
+                Reason.REQUEST_INVALID, "the options are not those of an image; set `image`", field="options"
+            )
         constants = self._preprocessing
         least, greatest = pixel_bounds(constants, item.image)
         height, width = smart_resize(probe.height, probe.width, constants.factor, least, greatest)
@@ -98,7 +110,9 @@ class Qwen25VLAdapter:
                 token_count=tokens,
                 tensors=[
                     TensorSpec(
-                        name="embedding", dtype=self.dtype, shape=(tokens, self.hidden_size),
+                        name="embedding",
+                        dtype=self.dtype,
+                        shape=(tokens, self.hidden_size),
                         strides=(row_bytes, ELEMENT_BYTES[self._dtype_name]),
                     )
                 ],
@@ -111,7 +125,10 @@ class Qwen25VLAdapter:
             input=ModelInput(
                 tensors=[
                     TensorSpec(
-                        name="patches", dtype=DataType.DATA_TYPE_UINT8, shape=(rows * columns, values), strides=(values, 1)
+                        name="patches",
+                        dtype=DataType.DATA_TYPE_UINT8,
+                        shape=(rows * columns, values),
+                        strides=(values, 1),
                     )
                 ],
                 nbytes=rows * columns * values,

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel, apply_rotary_pos_emb_vision
 
@@ -23,6 +22,7 @@ from encoder_svc.models.patch_embedding import PatchEmbedding
 from encoder_svc.models.registry import FAMILIES
 from encoder_svc.models.segment_attention import attend
 from encoder_svc.models.weights import build_towers, fingerprint, read_towers
+from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 
 PREPROCESSING_VERSION = 1
 """Counts changes of this family's code that change embeddings."""
@@ -62,7 +62,7 @@ class Qwen25VLTower:
             hidden = hidden + _attention(block.attn, block.norm1(hidden), cos, sin, groups)
             hidden = hidden + block.mlp(block.norm2(hidden))
         rows: torch.Tensor = self._visual.merger(hidden)[batch.block_order_inverse]
-        return list(rows.split([t * h * w // self._merge_size**2 for t, h, w in grids]))
+        return list(torch.split(rows, [t * h * w // self._merge_size**2 for t, h, w in grids]))
 
 
 def _attention(
@@ -75,7 +75,11 @@ def _attention(
 
 
 def load_tower(
-    checkpoint: Checkpoint, preprocessing: ImagePreprocessing, dtype: torch.dtype, device: torch.device, progress: Progress
+    checkpoint: Checkpoint,
+    preprocessing: ImagePreprocessing,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
 ) -> Qwen25VLTower:
     """Reads the tower of a checkpoint onto a device.
 
@@ -86,15 +90,19 @@ def load_tower(
         config = Qwen2_5_VLConfig.from_dict(checkpoint.config)
     except (TypeError, ValueError, KeyError, AttributeError):
         raise SetupError(
-            f"transformers cannot read config.json of {checkpoint.path} as Qwen2.5-VL; a field has a wrong type or value"
+            f"transformers cannot read config.json of {checkpoint.path} as Qwen2.5-VL; a field has a wrong type or "
+            "value"
         ) from None
     weights = read_towers(checkpoint, FAMILIES["qwen2_5_vl"].prefixes, dtype, progress)
     visual = build_towers(Qwen2_5_VLModel, config, weights, dtype).visual
     patch_embedding = PatchEmbedding(visual.patch_embed.proj.weight, preprocessing)
     del visual.patch_embed
     identity = fingerprint(
-        weights, "qwen2_5_vl", dtype,
-        {"version": PREPROCESSING_VERSION, **preprocessing.model_dump()}, config.vision_config.out_hidden_size,
+        weights,
+        "qwen2_5_vl",
+        dtype,
+        {"version": PREPROCESSING_VERSION, **preprocessing.model_dump()},
+        visual.merger.mlp[-1].out_features,
     )
     progress("moving weights", 1.0)
     return Qwen25VLTower(visual.to(device), patch_embedding.to(device), weights.info, identity)

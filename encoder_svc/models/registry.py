@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epd.encoder.v1.media_pb2 import Modality
-
 from encoder_svc.errors import SetupError
 from encoder_svc.models.checkpoint import Checkpoint, open_checkpoint
+from epd.encoder.v1.media_pb2 import Modality
 
 if TYPE_CHECKING:
     from encoder_svc.models.adapter import Adapter, AdapterFactory

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 import xxhash
-from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 from safetensors import SafetensorError, safe_open
 
 from encoder_svc.errors import SetupError
 from encoder_svc.models.adapter import Progress
 from encoder_svc.models.checkpoint import Checkpoint
+from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,10 @@ def read_towers(
     weights = TowerWeights(state, tuple(tensors), tuple(shards))
     log.info(
         "read %d tensors, %d bytes, from %s; the other %d tensors of the checkpoint were not read",
-        len(tensors), weights.info.bytes, ", ".join(shards), len(checkpoint.files) - len(tensors),
+        len(tensors),
+        weights.info.bytes,
+        ", ".join(shards),
+        len(checkpoint.files) - len(tensors),
     )
     return weights
 
@@ -108,13 +111,17 @@ def _identify(name: str, tensor: torch.Tensor) -> TowerTensor:
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
-        digest=xxhash.xxh3_128_hexdigest(stored.numpy()),
+        digest=xxhash.xxh3_128_hexdigest(memoryview(stored.numpy())),
         nbytes=stored.numel(),
     )
 
 
 def build_towers(
-    base_class: type[Any], config: Any, weights: TowerWeights, dtype: torch.dtype, language_model: str = "language_model"
+    base_class: type[Any],
+    config: Any,
+    weights: TowerWeights,
+    dtype: torch.dtype,
+    language_model: str = "language_model",
 ) -> Any:
     """Builds a family's base model without its language model and puts the towers' weights in.
 
@@ -136,7 +143,12 @@ def build_towers(
     """
     config.tie_word_embeddings = False
     model, report = _without_language_model(base_class, language_model).from_pretrained(
-        None, config=config, state_dict=weights.state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        None,
+        config=config,
+        state_dict=weights.state,
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
     _check(report)
     language = [name for name, _ in model.named_parameters() if name.startswith(language_model + ".")]
@@ -200,6 +212,7 @@ def fingerprint(
             "width": width,
             "tensors": tensors,
         },
-        sort_keys=True, separators=(",", ":"),
+        sort_keys=True,
+        separators=(",", ":"),
     )
     return hashlib.sha256(text.encode()).digest()

@@ -50,7 +50,6 @@ class RpcServer:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
-        self._metrics = metrics
         self._health = HealthReporter(SERVICE)
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor(SERVICE, metrics)], options=_options(settings)
@@ -64,7 +63,7 @@ class RpcServer:
 
     async def start(self, runtime: EncoderRuntime) -> None:
         """Begins to answer; health follows the runtime."""
-        add_EncoderServiceServicer_to_server(EncoderServicer(runtime, self._settings, self._metrics), self._server)
+        add_EncoderServiceServicer_to_server(EncoderServicer(runtime, self._settings), self._server)
         add_HealthServicer_to_server(self._health.servicer, self._server)
         names = [SERVICE, health.SERVICE_NAME]
         if self._settings.channelz:

@@ -17,12 +17,9 @@ from encoder_svc.rpc.identity import identity_of
 from encoder_svc.rpc.messages import to_duration, to_event
 from encoder_svc.rpc.outbox import Outbox
 from encoder_svc.rpc.validation import to_cancel_command, to_encode_command, to_releases, to_renewals
-from encoder_svc.runtime.events import ChunkEvent, Event, PartCancelled, PartFailed
 from encoder_svc.runtime.service import EncoderRuntime
 from encoder_svc.settings import Settings
-from encoder_svc.telemetry.metrics import Metrics
 from epd.encoder.v1 import encoder_service_pb2 as pb
-from epd.encoder.v1.embedding_pb2 import ChunkState
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceServicer
 
 PIECE_BYTES = 1 << 20
@@ -35,13 +32,11 @@ class EncoderServicer(EncoderServiceServicer):
     Args:
         runtime: decides everything.
         settings: the limits of messages.
-        metrics: counts the ends of parts.
     """
 
-    def __init__(self, runtime: EncoderRuntime, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, runtime: EncoderRuntime, settings: Settings) -> None:
         self._runtime = runtime
         self._settings = settings
-        self._metrics = metrics
         self._mutual_tls = settings.tls_client_ca is not None
 
     async def Encode(self, request: pb.EncodeRequest, context: Any) -> None:
@@ -62,7 +57,6 @@ class EncoderServicer(EncoderServiceServicer):
             complete = False
             while not complete:
                 events, complete = await outbox.take()
-                self._count(events)
                 await context.write(pb.EncodeResponse(events=map(to_event, events)))
         finally:
             call.abandon()
@@ -118,15 +112,6 @@ class EncoderServicer(EncoderServiceServicer):
     async def Subscribe(self, request: pb.SubscribeRequest, context: Any) -> None:
         """Not there yet."""
         raise _to_come("Subscribe", "the caller of Encode sees all chunks and can pass them on")
-
-    def _count(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, PartFailed):
-                self._metrics.parts.labels("FAILED", event.error.reason.value).inc()
-            elif isinstance(event, PartCancelled):
-                self._metrics.parts.labels("CANCELLED", "").inc()
-            elif isinstance(event, ChunkEvent) and event.chunk.state == ChunkState.CHUNK_STATE_READY:
-                self._metrics.parts.labels("READY", "").inc()
 
 
 def _to_come(method: str, instead: str) -> ServiceError:

@@ -33,8 +33,7 @@ from encoder_svc.runtime.slots import SlotTable
 from encoder_svc.runtime.supervisor import ChildProgram, Supervisor
 from encoder_svc.settings import Settings, split_address
 from encoder_svc.shared_memory import SharedMemory
-from epd.encoder.v1.embedding_pb2 import Transport
-from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome, TransportInfo
+from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome
 from epd.encoder.v1.media_pb2 import MediaItem
 from epd.internal.v1.engine_pb2 import BatchItem, ConfigureEngine, EngineCommand, MooncakeSettings, RunBatch, VerifySlot
 from epd.internal.v1.media_worker_pb2 import ConfigureMedia, DropItem, InputGrant, MediaCommand, Prepare
@@ -252,7 +251,6 @@ class Front:
             info.load.media_worker_restarts += worker.supervisor.restarts if worker.supervisor is not None else 0
         info.load.loop_lag.FromNanoseconds(int(self._loop_lag() * 1e9))
         info.load.uptime.FromNanoseconds(int((self.now() - self._started_at) * 1e9))
-        info.transports.insert(0, TransportInfo(transport=Transport.TRANSPORT_INLINE, available=True))
         return info
 
     # What the scheduler commands (Hands).

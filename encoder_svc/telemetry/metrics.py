@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-from encoder_svc.errors import SetupError
+from encoder_svc.errors import Reason, SetupError
+from encoder_svc.runtime.parts import PartState
 from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse
 
 
@@ -20,14 +21,26 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
         self.requests = self._counter("requests", "Calls that ended, by method and gRPC code.", "method", "code")
-        self.parts = self._counter(
-            "parts", "Parts whose end was told: READY, CANCELLED, or FAILED with its reason.", "state", "reason"
-        )
+        self.admitted = self._counter("admitted", "Encode requests that were admitted.")
+        self.refused = self._counter("refused", "Encode requests that were refused as a whole, by reason.", "reason")
+        self.parts = self._counter("parts", "Parts that ended, by state, and by reason of failure.", "state", "reason")
         self.live_requests = self._gauge("live_requests", "Encode requests that have not completed.")
         self.live_parts = self._gauge("live_parts", "Parts that have not ended, by state.", "state")
         self.leases = self._gauge("leases", "Leases that are alive.")
         self.leased_bytes = self._gauge("leased_bytes", "Bytes of an arena in slots with a live lease.", "engine")
         self.loop_lag = self._gauge("loop_lag_seconds", "Greatest delay of the event loop in the last seconds.")
+
+    def request_admitted(self) -> None:
+        """See :class:`~encoder_svc.runtime.scheduler.Observer`."""
+        self.admitted.inc()
+
+    def request_refused(self, reason: Reason) -> None:
+        """See :class:`~encoder_svc.runtime.scheduler.Observer`."""
+        self.refused.labels(reason.value).inc()
+
+    def part_ended(self, state: PartState, reason: Reason | None) -> None:
+        """See :class:`~encoder_svc.runtime.scheduler.Observer`."""
+        self.parts.labels(state.value, "" if reason is None else reason.value).inc()
 
     def observe(self, info: GetServerInfoResponse) -> None:
         """Sets the gauges. Called on the event loop now and then: the thread that serves metrics must not ask."""
@@ -47,11 +60,11 @@ class Metrics:
         return Gauge(f"encoder_svc_{name}", text, labels, registry=self.registry)
 
 
-def serve_metrics(metrics: Metrics, host: str, port: int) -> Callable[[], None]:
+def serve_metrics(metrics: Metrics, host: str, port: int) -> tuple[int, Callable[[], None]]:
     """Serves the metrics over HTTP from a thread of its own.
 
     Returns:
-        A function that stops serving.
+        The port, a free one if 0 was asked for, and a function that stops serving.
 
     Raises:
         SetupError: the address cannot be listened on.
@@ -68,4 +81,4 @@ def serve_metrics(metrics: Metrics, host: str, port: int) -> Callable[[], None]:
         server.server_close()
         thread.join()
 
-    return stop
+    return server.server_port, stop

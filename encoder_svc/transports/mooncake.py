@@ -6,16 +6,18 @@ every chunk, and a private network for it.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from encoder_svc.shared_memory import SharedMemory
 
-_METADATA = "P2PHANDSHAKE"  # peers ask each other; there is no metadata server
+log = logging.getLogger(__name__)
 
-# glog and Mooncake's own level: of its many lines at start only fatal ones are news for an operator.
-_QUIET = {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
+_STDERR = 2  # the descriptor that C++ code writes to, whatever sys.stderr is
+
+_METADATA = "P2PHANDSHAKE"  # peers ask each other; there is no metadata server
 
 _PROBLEMS = (
     (
@@ -56,8 +58,8 @@ def load_mooncake() -> Any:
     Raises:
         TransportUnavailableError: it, or a library that it needs, is missing.
     """
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
+    # Read once, at import. Of its many lines at start only errors are news for an operator.
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     try:
         from mooncake.engine import TransferEngine
     except ModuleNotFoundError:
@@ -84,7 +86,9 @@ def serve_by_mooncake(arena: SharedMemory, host: str, protocol: str, devices: st
         TransportUnavailableError: Mooncake cannot be loaded or cannot start.
     """
     engine = load_mooncake()()
-    if engine.initialize(host, _METADATA, protocol, devices) != 0:
+    code, told = _initialize(engine, host, protocol, devices)
+    if code != 0:
+        log.error("Mooncake ends with %d and tells:\n%s", code, told)
         raise TransportUnavailableError(
             f"Mooncake cannot start on {host} by {protocol}; check mooncake_host"
             + (", mooncake_devices and the RDMA driver (`ibv_devices` lists devices)" if protocol == "rdma" else "")
@@ -95,3 +99,19 @@ def serve_by_mooncake(arena: SharedMemory, host: str, protocol: str, devices: st
             + ("; raise the limit of locked memory (ulimit -l)" if protocol == "rdma" else "")
         )
     return MooncakeServer(f"{host}:{engine.get_rpc_port()}", arena.address, engine)
+
+
+def _initialize(engine: Any, host: str, protocol: str, devices: str) -> tuple[int, str]:
+    """Starts an engine of Mooncake; returns its code and what it wrote to stderr.
+
+    That is held back, because even a good start writes that it is an error to have no segments yet.
+    """
+    held, kept = os.memfd_create("mooncake-stderr", os.MFD_CLOEXEC), os.dup(_STDERR)
+    os.dup2(held, _STDERR)
+    try:
+        code: int = engine.initialize(host, _METADATA, protocol, devices)
+        return code, os.pread(held, 1 << 16, 0).decode(errors="replace")
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(kept)
+        os.close(held)

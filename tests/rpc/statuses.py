@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
@@ -18,7 +18,8 @@ DETAILS_KEY = "grpc-status-details-bin"
 
 def status_of(error: grpc.aio.AioRpcError) -> Status:
     """The ``google.rpc.Status`` of an error that the service made."""
-    for key, value in error.trailing_metadata():
+    metadata: Any = error.trailing_metadata()
+    for key, value in metadata:
         if key == DETAILS_KEY:
             assert isinstance(value, bytes)
             return Status.FromString(value)
@@ -29,7 +30,7 @@ def reason_of(failure: grpc.aio.AioRpcError | pb.PartFailed) -> str:
     """The reason of a failed call or part."""
     status = status_of(failure) if isinstance(failure, grpc.aio.AioRpcError) else failure.status
     (info,) = _unpack(status, ErrorInfo)
-    return info.reason
+    return str(info.reason)
 
 
 def fields_of(failure: grpc.aio.AioRpcError) -> list[str]:

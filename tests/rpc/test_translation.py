@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from tests.rpc.scripted_runtime import ScriptedRuntime
 from tests.rpc.statuses import reason_of, retry_of, status_of
+from tests.waiting import eventually
 
 REQUEST = pb.EncodeRequest(
     request_id="r", items=[MediaItem(part_idx=i, modality=Modality.MODALITY_IMAGE, data=b"x") for i in range(2)]
@@ -32,9 +32,8 @@ REQUEST = pb.EncodeRequest(
 class Service:
     """A served scripted runtime and a stub to call it by."""
 
-    def __init__(self, runtime: ScriptedRuntime, server: RpcServer, channel: grpc.aio.Channel, metrics: Metrics) -> None:
+    def __init__(self, runtime: ScriptedRuntime, channel: grpc.aio.Channel, metrics: Metrics) -> None:
         self.runtime = runtime
-        self.server = server
         self.stub: Any = EncoderServiceStub(channel)
         self.metrics = metrics
 
@@ -44,6 +43,12 @@ class Service:
         return self.metrics.registry.get_sample_value("encoder_svc_requests_total", labels) or 0.0
 
 
+async def drain(call: Any) -> None:
+    """Reads a stream to its end."""
+    while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined] # not in the stubs
+        pass
+
+
 @pytest.fixture
 async def service() -> AsyncIterator[Service]:
     metrics = Metrics()
@@ -51,7 +56,7 @@ async def service() -> AsyncIterator[Service]:
     runtime = ScriptedRuntime()
     await server.start(runtime)
     async with grpc.aio.insecure_channel(server.target) as channel:
-        yield Service(runtime, server, channel, metrics)
+        yield Service(runtime, channel, metrics)
     await server.stop(grace=0)
 
 
@@ -68,13 +73,9 @@ async def test_events_that_are_ready_together_travel_together(service: Service) 
     assert reason_of(events[1].part_failed) == "ENGINE_LOST"
     assert retry_of(events[1].part_failed) == 1.0
     assert events[2].complete.total.ToMilliseconds() == 1500
-    assert await call.read() is grpc.aio.EOF
+    assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined] # not in the stubs
     assert await call.code() is grpc.StatusCode.OK
     await service.runtime.call.abandoned.wait()
-    ends = {("FAILED", "ENGINE_LOST"): 1, ("CANCELLED", ""): 1}
-    for (state, reason), count in ends.items():
-        labels = {"state": state, "reason": reason}
-        assert service.metrics.registry.get_sample_value("encoder_svc_parts_total", labels) == count
 
 
 async def test_f27_leaving_the_call_abandons_the_request(service: Service) -> None:
@@ -82,15 +83,13 @@ async def test_f27_leaving_the_call_abandons_the_request(service: Service) -> No
     await call.read()
     call.cancel()
     await service.runtime.call.abandoned.wait()
-    while not service.counted("Encode", "CANCELLED"):
-        await asyncio.sleep(0)
+    await eventually(lambda: service.counted("Encode", "CANCELLED") == 1)
 
 
 async def test_the_callers_deadline_reaches_the_runtime_and_ends_the_call(service: Service) -> None:
     call = service.stub.Encode(REQUEST, timeout=0.5)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        while True:
-            await call.read()
+        await drain(call)
     assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     deadline = service.runtime.commands[0].deadline
     assert deadline is not None

@@ -21,7 +21,8 @@ from encoder_client.errors import (
 )
 from encoder_client.events import Accepted, Complete, Event, Layout, PartCancelled, PartFailed, Ready
 from encoder_client.media import audio, image, video
-from encoder_client.pool import EmbeddingPool, PoolStatistics
+from encoder_client.pool import EmbeddingPool
+from encoder_client.pool_ledger import PoolStatistics
 
 __all__ = [
     "Accepted",

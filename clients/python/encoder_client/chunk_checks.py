@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from encoder_client import dtypes
+from encoder_client.errors import ChunkError
+from encoder_client.events import Accepted
 from epd.encoder.v1.embedding_pb2 import (
     ChecksumAlgorithm,
     ChunkState,
@@ -15,10 +18,6 @@ from epd.encoder.v1.embedding_pb2 import (
     LeaseGrant,
     TensorSpec,
 )
-
-from encoder_client import dtypes
-from encoder_client.errors import ChunkError
-from encoder_client.events import Accepted
 
 MAX_DIMENSIONS = 8
 LEASE_BYTES = 16
@@ -65,7 +64,7 @@ def _check_tensor(tensor: TensorSpec, nbytes: int) -> None:
         raise ChunkError("tensors.shape", f"{where} is empty: its shape is {list(tensor.shape)}")
     size = dtypes.itemsize(tensor.dtype)
     if any(distance % size for distance in (tensor.byte_offset, *tensor.strides)):
-        raise ChunkError("tensors.strides", f"offset or strides of {where} are not multiples of its {size}-byte elements")
+        raise ChunkError("tensors.strides", f"offset or strides of {where} are no multiples of {size}-byte elements")
     last = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.strides, strict=True))
     if tensor.byte_offset + last + size > nbytes:
         raise ChunkError("tensors", f"{where} ends at byte {tensor.byte_offset + last + size}, the slot at {nbytes}")

@@ -9,10 +9,6 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from epd.encoder.v1 import encoder_service_pb2 as service
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef
-from epd.encoder.v1.encoder_service_pb2 import CachePolicy, Delivery, LeaseState, ReadOutcome
-from epd.encoder.v1.media_pb2 import MediaItem
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -28,6 +24,10 @@ from encoder_client.releases import ReleaseBatcher
 from encoder_client.stub import EncoderStub
 from encoder_client.transports import Reader
 from encoder_client.transports.inline import InlineReader
+from epd.encoder.v1 import encoder_service_pb2 as service
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef
+from epd.encoder.v1.encoder_service_pb2 import CachePolicy, Delivery, LeaseState, ReadOutcome
+from epd.encoder.v1.media_pb2 import MediaItem
 
 logger = logging.getLogger("encoder_client")
 
@@ -36,10 +36,12 @@ SERVICE = "epd.encoder.v1.EncoderService"
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 64 << 20),
-    # A server that vanished without a word is noticed during a call. Pings without a call are refused by servers.
-    ("grpc.keepalive_time_ms", 60_000),
+    # A server that vanished without a word is noticed. The server lets clients ping every 10 s, also without a call;
+    # one that does not would close the connection, so this must not be less than what servers allow.
+    ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 
@@ -111,7 +113,7 @@ class EncoderClient:
         for batcher in self._releases.values():
             await batcher.close()
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close(None)
         for reader in self._readers.values():
             reader.close()
 
@@ -270,7 +272,7 @@ class EncoderClient:
             answer: HealthCheckResponse = await stub.Check(HealthCheckRequest(service=SERVICE), timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
-        return answer.status == HealthCheckResponse.SERVING
+        return bool(answer.status == HealthCheckResponse.SERVING)
 
     def note_encoder(self, encoder: EncoderRef) -> None:
         """Learns which server answers at :attr:`target`, so that its chunks are read on the same channel."""

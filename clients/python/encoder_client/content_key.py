@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.descriptor import FieldDescriptor
 
 from epd.encoder.v1.media_pb2 import AudioOptions, ImageOptions, MediaItem, Modality, VideoOptions
-from google.protobuf.descriptor import FieldDescriptor
 
 DOMAIN = b"epd.content-key.v1"
 
@@ -72,7 +73,8 @@ def frames_digest(frames: Sequence[bytes], frames_per_second: float) -> bytes:
 
 def canonical_options(options: Options) -> str:
     """Options as text: ``name=value`` of each field that is not zero, by field number, joined by ``;``."""
-    fields = sorted(options.DESCRIPTOR.fields, key=lambda field: field.number)
+    described: Iterable[FieldDescriptor] = options.DESCRIPTOR.fields
+    fields = sorted(described, key=lambda field: field.number)
     values = ((field, getattr(options, field.name)) for field in fields)
     return ";".join(f"{field.name}={_canonical(field, value)}" for field, value in values if value)
 
@@ -82,7 +84,7 @@ def canonical_double(value: float) -> str:
     return struct.pack(">d", value or 0.0).hex()
 
 
-def _canonical(field: FieldDescriptor, value: float | int | bool) -> str:
+def _canonical(field: FieldDescriptor, value: float | bool) -> str:
     if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
         return canonical_double(value)
     return "true" if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL else str(int(value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from epd.encoder.v1.embedding_pb2 import DataType
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _SIZES = {
     DataType.DATA_TYPE_INT32: 4,
 }
 
-_NUMPY = {
+_NUMPY: dict[int, np.dtype[Any]] = {
     DataType.DATA_TYPE_FLOAT32: np.dtype("<f4"),
     DataType.DATA_TYPE_FLOAT16: np.dtype("<f2"),
     DataType.DATA_TYPE_INT64: np.dtype("<i8"),
@@ -54,10 +55,11 @@ def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
     if dtype != DataType.DATA_TYPE_BFLOAT16:
         return _NUMPY[dtype]
     try:
-        import ml_dtypes
+        import ml_dtypes  # type: ignore[import-not-found]
     except ImportError:
         return np.dtype("<u2")
-    return np.dtype(ml_dtypes.bfloat16)
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
 
 
 def torch_dtype(dtype: DataType) -> torch.dtype:

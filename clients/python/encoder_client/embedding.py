@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, TensorSpec
 
 from encoder_client import dtypes
 from encoder_client.pool import Slot
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class Embedding:
         return np.ndarray(
             tuple(spec.shape),
             dtypes.numpy_dtype(spec.dtype),
-            buffer=slot.memory,
+            buffer=slot.view,
             offset=spec.byte_offset,
             strides=tuple(spec.strides),
         )

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import grpc
-from epd.encoder.v1 import encoder_service_pb2 as service
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 from encoder_client import chunk_checks
 from encoder_client.embedding import Embedding
 from encoder_client.errors import ChunkError, EncoderError, PartError, from_rpc_error
 from encoder_client.events import Accepted, Complete, Event, Layout, PartCancelled, PartFailed, Ready, events_of
 from encoder_client.pool import Reservation
+from epd.encoder.v1 import encoder_service_pb2 as service
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 if TYPE_CHECKING:
     from encoder_client.client import EncoderClient
@@ -65,7 +65,7 @@ class EncodeCall:
         """The last event, once it has been seen."""
         return self._complete
 
-    async def __aenter__(self) -> EncodeCall:
+    async def __aenter__(self) -> Self:
         self._stream = self._client.stub.encode(self._request, timeout=self._timeout)
         self._events = self._receive(self._stream)
         return self
@@ -73,7 +73,8 @@ class EncodeCall:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._stream is not None and self._events is not None
+        assert self._stream is not None
+        assert self._events is not None
         self._stream.cancel()
         with suppress(RuntimeError):  # another task still waits for an event; it sees the cancelled call
             await self._events.aclose()

@@ -13,6 +13,7 @@ No message holds media bytes, leases or slot keys.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -137,7 +138,8 @@ def from_status(status: status_pb2.Status) -> EncoderError:
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> EncoderError:
     """Decodes a failed call: its trailing metadata hold a ``google.rpc.Status`` if the encoder made the error."""
-    for key, value in error.trailing_metadata() or ():
+    metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()  # type: ignore[assignment]
+    for key, value in metadata:
         if key == _DETAILS and isinstance(value, bytes):
             status = status_pb2.Status.FromString(value)
             if status.code == error.code().value[0]:

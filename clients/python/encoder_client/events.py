@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from encoder_client.errors import ChunkError, EncoderError, from_status
 from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.embedding_pb2 import ChunkState, EmbeddingChunk, EncoderRef
-
-from encoder_client.errors import ChunkError, EncoderError, from_status
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,9 @@ def placed(items: Sequence[MediaItem]) -> list[MediaItem]:
     """The items with their places filled in: those that have none take their index in the list."""
     result = []
     for index, item in enumerate(items):
-        if item.part_idx == UNPLACED:
-            copy = MediaItem()
-            copy.CopyFrom(item)
-            copy.part_idx = index
-            item = copy
-        result.append(item)
+        place = MediaItem()
+        place.CopyFrom(item)
+        if place.part_idx == UNPLACED:
+            place.part_idx = index
+        result.append(place)
     return result

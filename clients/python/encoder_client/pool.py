@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import Self
 
 from encoder_client.errors import PoolError
 from encoder_client.pool_ledger import PoolLedger, PoolStatistics, Ticket, TicketState
@@ -77,7 +78,7 @@ class Reservation:
         """Gives back what was not taken."""
         self._slots.clear()
 
-    async def __aenter__(self) -> Reservation:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -173,7 +174,7 @@ class EmbeddingPool:
         return Slot(memory, self._address + offset)
 
     def _give_back(self, offset: int) -> None:
-        # Runs wherever the last view died, also inside a garbage collection: it only notes the offset and wakes the loop.
+        # Runs wherever the last view died, also inside a garbage collection: it only notes the offset, wakes the loop.
         self._returned.append(offset)
         loop = self._loop
         if loop is not None and self._waiters:

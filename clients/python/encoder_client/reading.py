@@ -7,16 +7,15 @@ import logging
 from collections.abc import Mapping
 from time import monotonic
 
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
-from epd.encoder.v1.encoder_service_pb2 import LeaseState, ReadOutcome
-
 from encoder_client import chunk_checks
 from encoder_client.checksums import checksum_function
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderError, ReadError
 from encoder_client.pool import Slot
 from encoder_client.releases import ReleaseBatcher
-from encoder_client.transports import Reader, TransferStuck, TransportError
+from encoder_client.transports import Reader, TransferStuckError, TransportError
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
+from epd.encoder.v1.encoder_service_pb2 import LeaseState, ReadOutcome
 
 logger = logging.getLogger("encoder_client")
 
@@ -83,7 +82,7 @@ class ChunkReader:
         usable = [(reader, locators[name]) for name, reader in self._readers.items() if name in locators]
         if not usable:
             offered = ", ".join(sorted(str(name) for name in locators))
-            raise ReadError(f"the encoder serves part {chunk.part_idx} by {offered} only, which this client cannot read")
+            raise ReadError(f"part {chunk.part_idx} can be read by {offered} only, which this client cannot")
         checksum = checksum_function(chunk.checksum.algorithm)
         tries: list[tuple[Reader, Locator]] = usable if len(usable) > 1 else usable * 2
         corrupt = 0
@@ -91,7 +90,7 @@ class ChunkReader:
             try:
                 await reader.read(chunk, locator, lease, slot, timeout)
             except TransportError as error:
-                if isinstance(error, TransferStuck):
+                if isinstance(error, TransferStuckError):
                     slot = Slot.outside(chunk.nbytes)
                 logger.warning("%s did not deliver part %d: %s", reader.name, chunk.part_idx, error)
                 continue

@@ -10,11 +10,11 @@ import asyncio
 from dataclasses import dataclass
 
 import grpc
-from epd.encoder.v1 import encoder_service_pb2 as service
-from epd.encoder.v1.encoder_service_pb2 import LeaseState, ReadOutcome
 
 from encoder_client.errors import EncoderError, from_rpc_error
 from encoder_client.stub import EncoderStub
+from epd.encoder.v1 import encoder_service_pb2 as service
+from epd.encoder.v1.encoder_service_pb2 import LeaseState, ReadOutcome
 
 FLUSH_SECONDS = 0.001
 MAX_LEASES = 1024

@@ -1,8 +1,9 @@
-"""The calls of the encoder, typed. (Generated stubs carry no types.)"""
+"""The calls of the encoder, typed: generated stubs carry no types."""
 
 from __future__ import annotations
 
 import grpc
+
 from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 
@@ -15,7 +16,7 @@ class EncoderStub:
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = EncoderServiceStub(channel)
         self.encode: grpc.aio.UnaryStreamMultiCallable[service.EncodeRequest, service.EncodeResponse] = stub.Encode
         self.fetch: grpc.aio.UnaryStreamMultiCallable[service.FetchRequest, service.FetchResponse] = stub.Fetch
         self.release: grpc.aio.UnaryUnaryMultiCallable[service.ReleaseRequest, service.ReleaseResponse] = stub.Release

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import grpc
-from epd.encoder.v1 import encoder_service_pb2 as service
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef, LeaseGrant, Locator
 
 from encoder_client.errors import from_rpc_error
 from encoder_client.pool import Slot
 from encoder_client.stub import EncoderStub
 from encoder_client.transports import TransportError
+from epd.encoder.v1 import encoder_service_pb2 as service
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef, LeaseGrant, Locator
 
 
 class InlineReader:
@@ -26,7 +26,9 @@ class InlineReader:
     def __init__(self, stub_of: Callable[[EncoderRef], EncoderStub]) -> None:
         self._stub_of = stub_of
 
-    async def read(self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float) -> None:
+    async def read(
+        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
+    ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
         target, position = slot.view, 0
         call = self._stub_of(chunk.encoder).fetch(service.FetchRequest(lease_id=lease.lease_id), timeout=timeout)

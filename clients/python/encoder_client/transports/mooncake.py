@@ -15,10 +15,9 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
-
 from encoder_client.pool import EmbeddingPool, Slot
-from encoder_client.transports import TransferStuck, TransportError
+from encoder_client.transports import TransferStuckError, TransportError
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 
 _Job = tuple[Callable[[], int], "Future[int]"]
 
@@ -56,7 +55,9 @@ class MooncakeReader:
         self._thread = Thread(target=self._work, name="mooncake-reader", daemon=True)
         self._thread.start()
 
-    async def read(self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float) -> None:
+    async def read(
+        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
+    ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
         place = locator.mooncake
         nbytes = chunk.nbytes
@@ -76,7 +77,7 @@ class MooncakeReader:
             async with asyncio.timeout(timeout):
                 answer = await asyncio.shield(asyncio.wrap_future(job))
         except TimeoutError:
-            fault = TransportError if job.cancel() else TransferStuck
+            fault = TransportError if job.cancel() else TransferStuckError
             raise fault(f"the transfer took longer than {timeout:g} s") from None
         except asyncio.CancelledError:
             job.cancel()

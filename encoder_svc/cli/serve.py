@@ -1,0 +1,153 @@
+"""``encoder-svc serve``: one server, from its settings to its last child."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from encoder_svc.cli.device import resolve_device
+from encoder_svc.models.dtypes import resolve_dtype
+from encoder_svc.models.registry import check_servable
+from encoder_svc.rpc.server import RpcServer
+from encoder_svc.runtime.front import Front, Serving
+from encoder_svc.settings import Settings, add_arguments, load_settings, split_address
+from encoder_svc.telemetry.logging import configure_logging
+from encoder_svc.telemetry.loop_lag import LoopLag
+from encoder_svc.telemetry.metrics import Metrics, serve_metrics
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+OBSERVE_SECONDS = 1.0
+"""Between two looks at the runtime for the gauges."""
+GOODBYE_SECONDS = 1.0
+"""For calls that are still open after the drain, such as a health watch."""
+
+_EPILOG = """\
+examples:
+  encoder-svc serve --model /models/Qwen2.5-VL-7B-Instruct
+  encoder-svc serve --model /tmp/tiny --listen 127.0.0.1:0 --device cpu --log-level debug
+  encoder-svc serve --model /models/m --listen 0.0.0.0:50051 --tls-certificate s.pem --tls-key s.key
+
+Each option can be given as an environment variable instead (ENCODER_SVC_MODEL, ...) or in the file of --config.
+It prints `encoder-svc ready target=HOST:PORT` when requests are taken. SIGTERM or Ctrl-C drains and stops; a second one
+stops at once.
+"""
+
+
+def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="load the towers of a checkpoint and serve them",
+        description="Loads the vision and audio towers of a checkpoint, and nothing else of it, and serves them.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    parser.set_defaults(func=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until it is told to stop.
+
+    Returns:
+        0 after a clean stop, 1 when a second signal cut it short.
+
+    Raises:
+        SetupError: it cannot serve as it is set up.
+    """
+    settings = load_settings(arguments)
+    checkpoint = check_servable(settings.model)
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, checkpoint.dtype, device)
+    configure_logging(settings.log_level, "front")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, checkpoint.name, device, dtype))
+
+
+async def _serve(settings: Settings, model_name: str, device: str, dtype: str) -> int:
+    stop, stop_at_once = _signals()
+    metrics = Metrics()
+    server = RpcServer(settings, metrics)
+    _say(f"listening on {server.address}")
+    serving = Serving(grpc_target=server.target, model_name=model_name, device=device, dtype=dtype)
+    with LoopLag() as lag, _metrics_endpoint(settings, metrics):
+        async with Front(settings, serving, metrics, lag.worst) as front:
+            await server.start(front)
+            observer = asyncio.create_task(_observe(front, metrics), name="observe")
+            try:
+                _say(f"loading the towers of {model_name} in {dtype} on {device}")
+                if not await _unless(stop, front.wait_ready()):
+                    return 0
+                _say(f"encoder-svc ready target={server.target}")
+                await stop.wait()
+                _say(f"stopping: admitted work has {settings.drain_seconds:g} s to end; a second signal stops at once")
+                await server.stop_serving()
+                drained = await _unless(stop_at_once, front.drain(settings.drain_seconds))
+                return 0 if drained else 1
+            finally:
+                await server.stop(grace=0 if stop_at_once.is_set() else GOODBYE_SECONDS)
+                observer.cancel()
+
+
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """SIGTERM and SIGINT as events: the first asks to stop, the second to stop at once."""
+    stop, stop_at_once = asyncio.Event(), asyncio.Event()
+
+    def take() -> None:
+        (stop_at_once if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, take)
+    return stop, stop_at_once
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Waits for work, unless an event comes first: then the work is cancelled.
+
+    Returns:
+        The work has ended.
+    """
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(event.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = tasks[0].done()
+        if ended:
+            await tasks[0]
+        return ended
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _observe(front: Front, metrics: Metrics) -> None:
+    while True:
+        metrics.observe(front.describe())
+        await asyncio.sleep(OBSERVE_SECONDS)
+
+
+@contextlib.contextmanager
+def _metrics_endpoint(settings: Settings, metrics: Metrics) -> Iterator[None]:
+    if not settings.metrics_listen:
+        yield
+        return
+    host, port = split_address(settings.metrics_listen)
+    port, stop = serve_metrics(metrics, host, port)
+    _say(f"metrics on http://{host}:{port}/metrics")
+    try:
+        yield
+    finally:
+        stop()
+
+
+def _say(line: str) -> None:
+    # Whoever started us reads a pipe, which Python would fill before it lets anything through.
+    print(line, flush=True)

@@ -1,0 +1,136 @@
+"""Plays the front for one child process: the other end of its link, and the owner of its shared memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import zmq
+from epd.internal.v1.engine_pb2 import EngineCommand, EngineReport
+from epd.internal.v1.media_worker_pb2 import MediaCommand, MediaReport
+
+from encoder_svc.shared_memory import SharedMemory
+
+PATIENCE_MILLISECONDS = 90_000
+"""After this a report does not come any more. Never reached by a test that passes."""
+
+Report = TypeVar("Report", MediaReport, EngineReport)
+
+
+class Child(Generic[Report]):
+    """A child process and the front's end of its link.
+
+    Args:
+        module: what ``python -m`` runs.
+        reports: the envelope of its reports.
+        memory: descriptors that it inherits.
+        environment: variables beside those of this process.
+    """
+
+    def __init__(
+        self, module: str, reports: type[Report], memory: list[SharedMemory], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="link-")
+        self._reports = reports
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self._socket.linger = 0
+        address = f"ipc://{self._folder.name}/link"
+        self._socket.bind(address)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, address],
+            pass_fds=[block.descriptor for block in memory],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
+        )
+
+    def send(self, command: MediaCommand | EngineCommand, *files: bytes) -> None:
+        self._socket.send_multipart([command.SerializeToString(), *files])
+
+    def receive(self) -> Report:
+        assert self._socket.poll(PATIENCE_MILLISECONDS), "the child reports nothing"
+        return self._reports.FromString(self._socket.recv())
+
+    def receive_kind(self, kind: str) -> Report:
+        """The next report, which must be of this kind."""
+        report = self.receive()
+        assert report.WhichOneof("report") == kind, report
+        return report
+
+    def silent(self, milliseconds: int = 0) -> bool:
+        """No report is there."""
+        return not self._socket.poll(milliseconds)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._socket.close()
+        self._context.term()
+        self._folder.cleanup()
+
+
+@contextmanager
+def media_worker(
+    checkpoint: Path, arena: SharedMemory, *, max_image_pixels: int = 64_000_000, environment: Mapping[str, str] | None = None
+) -> Iterator[Child[MediaReport]]:
+    """A media worker that is configured and ready."""
+    child = Child("encoder_svc.media.worker", MediaReport, [arena], environment)
+    try:
+        child.receive_kind("hello")
+        command = MediaCommand()
+        command.configure.model = str(checkpoint)
+        command.configure.dtype = "float32"
+        command.configure.input_arena_fd = arena.descriptor
+        command.configure.input_arena_bytes = arena.size
+        command.configure.threads = 1
+        command.configure.max_image_pixels = max_image_pixels
+        child.send(command)
+        child.receive_kind("ready")
+        yield child
+    finally:
+        child.close()
+
+
+def configure_engine(
+    checkpoint: Path, input_arena: SharedMemory, arena: SharedMemory, *, mooncake: bool = True, device: str = "cpu"
+) -> EngineCommand:
+    """What an engine is told first."""
+    command = EngineCommand()
+    configure = command.configure
+    configure.model = str(checkpoint)
+    configure.device = device
+    configure.dtype = "float32"
+    configure.threads = 1
+    configure.input_arena_fd = input_arena.descriptor
+    configure.input_arena_bytes = input_arena.size
+    configure.arena_fd = arena.descriptor
+    configure.arena_bytes = arena.size
+    if mooncake:
+        configure.mooncake.host = "127.0.0.1"
+        configure.mooncake.protocol = "tcp"
+    return command
+
+
+@contextmanager
+def engine(
+    configuration: EngineCommand,
+    input_arena: SharedMemory,
+    arena: SharedMemory,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Child[EngineReport], EngineReport]]:
+    """An engine that is configured, and its first report that is not about loading."""
+    child = Child("encoder_svc.engine.process", EngineReport, [input_arena, arena], environment)
+    try:
+        child.receive_kind("hello")
+        child.send(configuration)
+        report = child.receive()
+        while report.WhichOneof("report") == "loading":
+            report = child.receive()
+        yield child, report
+    finally:
+        child.close()

@@ -1,0 +1,71 @@
+"""Fixtures that more than one concept needs: a tiny checkpoint, and real servers on it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server_process import ServerProcess
+
+SHARED_MEMORY = Path("/dev/shm")
+
+StartServer = Callable[..., ServerProcess]
+"""Starts a server: ``start_server(wait=True, **settings)``."""
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random Qwen2.5-VL checkpoint that a forward of takes milliseconds."""
+    from encoder_svc.checkpoints import write_checkpoint
+
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-qwen2_5_vl"
+    write_checkpoint("qwen2_5_vl", folder, preset="tiny")
+    return folder
+
+
+@pytest.fixture
+def start_server(tiny_checkpoint: Path) -> Iterator[StartServer]:
+    """Starts servers with settings of the test's own; they are gone, with all they left, when it ends."""
+    with _servers(tiny_checkpoint) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
+    """One server for the tests of a module that leave it as it was."""
+    with _servers(tiny_checkpoint) as start:
+        yield start()
+
+
+@contextlib.contextmanager
+def _servers(model: Path) -> Iterator[StartServer]:
+    """Starts servers, and sees to it that nothing of them is left: no process, no file in /dev/shm."""
+    before = set(SHARED_MEMORY.iterdir())
+    started: list[ServerProcess] = []
+
+    def start(*, wait: bool = True, **settings: Any) -> ServerProcess:
+        server = ServerProcess(**{"model": model, **settings})
+        started.append(server)
+        return server.wait_ready() if wait else server
+
+    try:
+        yield start
+    finally:
+        for server in started:
+            print(f"--- log of the server {server.target} ---\n{server.stderr}")
+            server.close()
+    left = {file for file in set(SHARED_MEMORY.iterdir()) - before if not _is_mapped(file)}
+    assert not left
+
+
+def _is_mapped(file: Path) -> bool:
+    """Some process alive maps the file: other tests run beside this one."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if str(file) in maps.read_text():
+                return True
+    return False

@@ -1,0 +1,156 @@
+"""A real ``encoder-svc serve`` and what a test may ask of it as a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+
+from epd.encoder.v1 import encoder_service_pb2 as pb
+from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
+
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+_READY = re.compile(r"encoder-svc ready target=(\S+)")
+
+
+class ServerProcess:
+    """A server process and its children.
+
+    Args:
+        model: the folder of the checkpoint.
+        settings: other settings by their names in :class:`encoder_svc.settings.Settings`.
+
+    It listens on a free port of the loopback unless told otherwise, computes with one thread, and keeps small arenas.
+    """
+
+    def __init__(self, model: Path, **settings: Any) -> None:
+        values = {
+            "model": model, "listen": "127.0.0.1:0", "device": "cpu", "mooncake": "off", "engine_threads": 1,
+            "arena_bytes": "64MiB", "input_arena_bytes": "64MiB", "drain_seconds": 2.0, "restart_seconds": 0.1,
+            **settings,
+        }
+        arguments = [part for name, value in values.items() for part in _option(name, value)]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 # closed in close()
+        self._lines: list[str] = []
+        self._ready = threading.Event()
+        self.target = ""
+        self.process = psutil.Popen(
+            [sys.executable, "-m", "encoder_svc.cli.main", "serve", *arguments],
+            stdout=subprocess.PIPE, stderr=self._errors, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._family: set[psutil.Process] = set()
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> ServerProcess:
+        """Waits until the server says that it is ready; fails with its log if it ends or does not."""
+        if not self._ready.wait(seconds) or not self.target:
+            raise AssertionError(f"the server is not ready; it said:\n{self.stdout}\n{self.stderr}")
+        self.children()
+        return self
+
+    @property
+    def stdout(self) -> str:
+        """What it printed until now."""
+        return "".join(self._lines)
+
+    @property
+    def stderr(self) -> str:
+        """What it logged until now."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+    def children(self) -> list[psutil.Process]:
+        """Its live children."""
+        children: list[psutil.Process] = self.process.children(recursive=True)
+        self._family.update(children)
+        return children
+
+    def engine(self) -> psutil.Process:
+        """Its engine process."""
+        return self._child("encoder_svc.engine.process")
+
+    def media_worker(self) -> psutil.Process:
+        """Its media worker process."""
+        return self._child("encoder_svc.media.worker")
+
+    def channel(self) -> grpc.aio.Channel:
+        """A new channel to it."""
+        return grpc.aio.insecure_channel(self.target)
+
+    async def info(self) -> pb.GetServerInfoResponse:
+        """What it tells of itself."""
+        async with self.channel() as channel:
+            stub: Any = EncoderServiceStub(channel)
+            info: pb.GetServerInfoResponse = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=10)
+            return info
+
+    def stop(self, how: signal.Signals = signal.SIGTERM, seconds: float = STOP_SECONDS) -> int:
+        """Ends it, and waits until it and its children are gone.
+
+        Returns:
+            Its exit code.
+        """
+        if self.process.poll() is None:
+            self.children()
+            self.process.send_signal(how)
+        try:
+            code: int = self.process.wait(seconds)
+        except psutil.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"the server did not stop in {seconds} s; it said:\n{self.stderr}") from None
+        finally:
+            _, alive = psutil.wait_procs(list(self._family), timeout=5)
+            for child in alive:
+                child.kill()
+        self._reader.join()
+        assert not alive, f"children outlived the server: {alive}; it said:\n{self.stderr}"
+        return code
+
+    def close(self) -> None:
+        """Ends it however it is, and closes what this object holds."""
+        try:
+            if self.process.poll() is None:
+                self.stop()
+        finally:
+            self._reader.join()
+            self.process.stdout.close()
+            self._errors.close()
+
+    def _child(self, module: str) -> psutil.Process:
+        for child in self.children():
+            try:
+                if module in child.cmdline():
+                    return child
+            except psutil.NoSuchProcess:
+                continue
+        raise LookupError(f"no process of {module} is alive")
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self._lines.append(line)
+            found = _READY.match(line)
+            if found:
+                self.target = found[1]
+                self._ready.set()
+        self._ready.set()
+
+
+def _option(name: str, value: Any) -> list[str]:
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    return [f"--{option}", str(value)]
