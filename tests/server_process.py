@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
+_LISTENING = re.compile(r"listening on (\S+)")
 _READY = re.compile(r"encoder-svc ready target=(\S+)")
 
 
@@ -43,6 +46,7 @@ class ServerProcess:
         arguments = [part for name, value in values.items() for part in _option(name, value)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 # closed in close()
         self._lines: list[str] = []
+        self._listening = threading.Event()
         self._ready = threading.Event()
         self.target = ""
         self.process = psutil.Popen(
@@ -54,12 +58,13 @@ class ServerProcess:
         self._reader.start()
         self._family: set[psutil.Process] = set()
 
-    def wait_ready(self, seconds: float = START_SECONDS) -> ServerProcess:
-        """Waits until the server says that it is ready; fails with its log if it ends or does not."""
-        if not self._ready.wait(seconds) or not self.target:
-            raise AssertionError(f"the server is not ready; it said:\n{self.stdout}\n{self.stderr}")
-        self.children()
-        return self
+    def wait_listening(self) -> ServerProcess:
+        """Waits until calls are answered, if only by NOT_READY."""
+        return self._wait(self._listening)
+
+    def wait_ready(self) -> ServerProcess:
+        """Waits until requests are taken."""
+        return self._wait(self._ready)
 
     @property
     def stdout(self) -> str:
@@ -85,6 +90,16 @@ class ServerProcess:
     def media_worker(self) -> psutil.Process:
         """Its media worker process."""
         return self._child("encoder_svc.media.worker")
+
+    @contextlib.contextmanager
+    def held(self, child: psutil.Process) -> Iterator[None]:
+        """Holds a child where it is, until the block ends: whatever it does takes as long as the test wants."""
+        child.suspend()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.resume()
 
     def channel(self) -> grpc.aio.Channel:
         """A new channel to it."""
@@ -130,6 +145,12 @@ class ServerProcess:
             self.process.stdout.close()
             self._errors.close()
 
+    def _wait(self, event: threading.Event) -> ServerProcess:
+        if not event.wait(START_SECONDS) or self.process.poll() is not None:
+            raise AssertionError(f"the server does not serve; it said:\n{self.stdout}\n{self.stderr}")
+        self.children()
+        return self
+
     def _child(self, module: str) -> psutil.Process:
         for child in self.children():
             try:
@@ -142,10 +163,12 @@ class ServerProcess:
     def _read(self) -> None:
         for line in self.process.stdout:
             self._lines.append(line)
-            found = _READY.match(line)
-            if found:
+            if found := _LISTENING.match(line):
                 self.target = found[1]
+                self._listening.set()
+            elif _READY.match(line):
                 self._ready.set()
+        self._listening.set()
         self._ready.set()
 
 

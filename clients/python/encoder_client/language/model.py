@@ -235,7 +235,8 @@ def _without_towers(base: type[Any], family: Family) -> type[Any]:
                     raise EncoderClientError("transformers allocated a tower; this version is not supported")
                 self.set_submodule(path, nn.Module())
 
-    LanguageOnly.__name__ = base.__name__
+    # transformers renames a checkpoint's tensors by the class's name, and only for classes of its own modules.
+    LanguageOnly.__name__, LanguageOnly.__module__ = base.__name__, base.__module__
     return LanguageOnly
 
 
