@@ -38,7 +38,8 @@ def _field(group: Group, default: Any, description: str, **bounds: Any) -> Any:
 
 
 Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+# 10 years stand for "never": infinity has no place in a Duration, nor in a timer.
+Seconds = Annotated[float, Field(gt=0, le=315_360_000)]
 
 
 def _split(value: Any) -> Any:
@@ -256,10 +257,10 @@ def load_settings(arguments: argparse.Namespace, environment: Mapping[str, str] 
     file: Path | None = arguments.config
     if file is not None:
         try:
-            table = tomllib.loads(file.read_text())
+            table = tomllib.loads(file.read_bytes().decode())
         except OSError as error:
             raise SetupError(f"cannot read the settings file {file}: {error.strerror}") from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SetupError(f"the settings file {file} is not TOML: {error}") from None
         for name, value in table.items():
             values[name], origins[name] = value, f"{name} in {file}"

@@ -45,7 +45,7 @@ class Child(Generic[Report]):
         stderr: IO[bytes] | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="link-")
-        self._reports = reports
+        self._reports: type[Report] = reports
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._socket.linger = 0
@@ -55,7 +55,7 @@ class Child(Generic[Report]):
             [sys.executable, "-m", module, address],
             pass_fds=[block.descriptor for block in memory],
             stderr=stderr,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}),
         )
 
     def send(self, command: MediaCommand | EngineCommand, *files: bytes) -> None:
@@ -63,7 +63,8 @@ class Child(Generic[Report]):
 
     def receive(self) -> Report:
         assert self._socket.poll(PATIENCE_MILLISECONDS), "the child reports nothing"
-        return self._reports.FromString(self._socket.recv())
+        report: Report = self._reports.FromString(self._socket.recv())
+        return report
 
     def receive_kind(self, kind: str) -> Report:
         """The next report, which must be of this kind."""

@@ -21,7 +21,7 @@ import psutil
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 
-START_SECONDS = 60.0
+START_SECONDS = 150.0
 STOP_SECONDS = 30.0
 _LISTENING = re.compile(r"listening on (\S+)")
 _READY = re.compile(r"encoder-svc ready target=(\S+)")
@@ -113,7 +113,7 @@ class ServerProcess:
             return info
 
     def stop(self, how: signal.Signals = signal.SIGTERM, seconds: float = STOP_SECONDS) -> int:
-        """Ends it, and waits until it and its children are gone.
+        """Ends it unless it has ended, and waits until it and its children are gone.
 
         Returns:
             Its exit code.
@@ -138,8 +138,7 @@ class ServerProcess:
     def close(self) -> None:
         """Ends it however it is, and closes what this object holds."""
         try:
-            if self.process.poll() is None:
-                self.stop()
+            self.stop()
         finally:
             self._reader.join()
             self.process.stdout.close()

@@ -93,6 +93,8 @@ def is_allowed(address: Address, networks: Sequence[Network]) -> bool:
     address = _unwrap(address)
     if _is_in(address, _NEVER):
         return False
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None:
+        return False  # It names an interface of this host.
     if address.version == 6 and address in _NAT64:
         embedded = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         return is_allowed(embedded, networks)
@@ -100,7 +102,7 @@ def is_allowed(address: Address, networks: Sequence[Network]) -> bool:
         return True
     if isinstance(address, ipaddress.IPv4Address):
         return not _is_in(address, _NOT_PUBLIC_V4)
-    return address.scope_id is None and address in _GLOBAL_UNICAST_V6 and not _is_in(address, _NOT_PUBLIC_V6)
+    return address in _GLOBAL_UNICAST_V6 and not _is_in(address, _NOT_PUBLIC_V6)
 
 
 def _unwrap(address: Address) -> Address:

@@ -24,8 +24,10 @@ _log = logging.getLogger(__name__)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PASSING = frozenset({408, 425, 429})
 """Client errors that may be over at the next try."""
-_PIECE_BYTES = 1 << 20
-"""Small pieces are put together to this size, so that a server that sends single bytes costs no more memory."""
+_SMALL_PIECE_BYTES = 4 << 10
+"""Smaller pieces are put together, so that a server that sends single bytes costs no more memory than others."""
+_PIECE_BYTES = 64 << 10
+"""To this size, and no more than twice as much waits to be read: what the loop does at once stays small."""
 _SMALL_BODY_BYTES = 256 << 10
 """Joined at once; a larger one in a thread, which lets go of the interpreter while it copies."""
 
@@ -51,21 +53,24 @@ class HttpDownload:
         self._places = asyncio.Semaphore(policy.max_concurrency)
 
     async def __aenter__(self) -> Self:
-        # Reading the authorities' certificates takes tens of milliseconds.
-        tls = self._tls if self._tls is not None else await asyncio.to_thread(ssl.create_default_context)
+        tls = self._tls
+        if tls is None and "https" in self._policy.schemes:
+            # Reading the authorities' certificates takes tens of milliseconds.
+            tls = await asyncio.to_thread(ssl.create_default_context)
         connector = aiohttp.TCPConnector(
             resolver=self._resolver,
             socket_factory=functools.partial(open_checked_socket, self._policy),
-            ssl=tls,
+            ssl=tls if tls is not None else True,
             use_dns_cache=False,
             force_close=True,
-            limit=self._policy.max_concurrency,
+            limit=0,  # The places are the limit.
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             auto_decompress=False,
+            read_bufsize=_PIECE_BYTES,
             headers={"User-Agent": "encoder-svc", "Accept": "*/*", "Accept-Encoding": "identity"},
             timeout=aiohttp.ClientTimeout(
                 total=None, connect=self._policy.connect_seconds, sock_read=self._policy.idle_seconds
@@ -159,24 +164,35 @@ def _check_status(status: int) -> None:
 
 async def _read(body: aiohttp.StreamReader, limit: int) -> list[bytes]:
     pieces: list[bytes] = []
-    piece = bytearray()
+    small = bytearray()
     nbytes = 0
     async for data in body.iter_any():
         nbytes += len(data)
         if nbytes > limit:
             raise _too_large(limit)
-        piece += data
-        if len(piece) >= _PIECE_BYTES:
-            pieces.append(bytes(piece))
-            piece.clear()
-    pieces.append(bytes(piece))
+        if len(data) >= _SMALL_PIECE_BYTES and not small:
+            pieces.append(data)
+            continue
+        small += data
+        if len(small) >= _PIECE_BYTES:
+            pieces.append(bytes(small))
+            small.clear()
+    pieces.append(bytes(small))
     return pieces
 
 
 async def _join(pieces: list[bytes]) -> bytes:
     if sum(map(len, pieces)) <= _SMALL_BODY_BYTES:
         return b"".join(pieces)
-    return await asyncio.to_thread(b"".join, pieces)
+    return await asyncio.to_thread(_join_and_free, pieces)
+
+
+def _join_and_free(pieces: list[bytes]) -> bytes:
+    body = b"".join(pieces)
+    # Here rather than on the loop: giving so much memory back to the system takes milliseconds.
+    while pieces:
+        pieces.pop()
+    return body
 
 
 def _told(error: aiohttp.ClientError | OSError) -> ServiceError:

@@ -40,7 +40,8 @@ def check_web_address(text: str, policy: FetchPolicy) -> URL:
     except ValueError:  # The IDNA codec's UnicodeError is one, too.
         raise _invalid() from None
     policy.check_scheme(url.scheme)
-    if "@" in re.split(r"[/?#]", text.partition("//")[2], maxsplit=1)[0]:
+    authority = re.split(r"[/?#]", text.partition("//")[2], maxsplit=1)[0]
+    if "@" in authority:
         raise ServiceError(
             Reason.URI_FORBIDDEN, "the server fetches no address with a user name or password; use a signed address"
         )
@@ -50,7 +51,7 @@ def check_web_address(text: str, policy: FetchPolicy) -> URL:
     address = parse_literal(host)
     if address is not None:
         host = str(address)
-    elif not _NAME.fullmatch(host):
+    elif "[" in authority or not _NAME.fullmatch(host):
         raise _invalid()
     policy.check_host(host, port)
     if address is not None:

@@ -26,7 +26,7 @@ from encoder_svc.telemetry.metrics import Metrics
 DOMAIN = "encoder-svc"
 """The ``domain`` of every ``google.rpc.ErrorInfo``."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
                     # The caller left while a message was being written: there is nobody to tell.
                     code = grpc.StatusCode.CANCELLED
                     raise asyncio.CancelledError from None
-                _log.exception("unexpected error in %s", method)
+                logger.exception("unexpected error in %s", method)
                 status = to_status(ServiceError(Reason.INTERNAL, "a fault of the server; its log says more"))
             else:
                 code = grpc.StatusCode.OK

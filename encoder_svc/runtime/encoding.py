@@ -208,17 +208,23 @@ class Encoding:
         if batch is None:
             return
         engine.patches -= batch.patches
-        for part, result in zip(batch.parts, done.items, strict=True):
+        results = {result.part: result for result in done.items}
+        for part in batch.parts:
             self._listener.input_free(part)
-            if part.ended or result.reason:
+            result = results.get(part.key, ItemResult())
+            error = _fault(result)
+            if part.ended or error is not None:
                 self._leave_slot(engine, part)
-            if not part.ended:
-                self._tell(engine, batch, part, result, done, now)
+            if part.ended:
+                continue
+            if error is not None:
+                self._listener.part_failed(part, error, now)
+            else:
+                self._tell_encoded(engine, batch, part, result, done, now)
 
-    def _tell(self, engine: Engine, batch: Batch, part: Part, result: ItemResult, done: BatchDone, now: float) -> None:
-        if result.reason:
-            self._listener.part_failed(part, ServiceError(Reason(result.reason), result.message), now)
-            return
+    def _tell_encoded(
+        self, engine: Engine, batch: Batch, part: Part, result: ItemResult, done: BatchDone, now: float
+    ) -> None:
         encoded = EncodedPart(
             part=part,
             engine=engine.index,
@@ -273,6 +279,15 @@ class Encoding:
             message = f"no engine was ready in {self._space_seconds:g} s; the server is starting one again"
             error = ServiceError(Reason.NOT_READY, message, retry_after=5.0)
         self._listener.part_failed(part, error, now)
+
+
+def _fault(result: ItemResult) -> ServiceError | None:
+    """Why an item failed. None: it did not, and there is a checksum to prove it."""
+    if result.reason:
+        return ServiceError(Reason(result.reason), result.message)
+    if not result.HasField("checksum"):
+        return ServiceError(Reason.INTERNAL, "the engine did not say what became of this item; try again")
+    return None
 
 
 def _batch_item(part: Part) -> BatchItem:

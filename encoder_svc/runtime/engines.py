@@ -47,7 +47,7 @@ class EngineProcess:
                 self.scheduler.batch_done(self.index, report.done, self.now())
             case "verified":
                 verified = report.verified
-                self.scheduler.slot_verified(self.index, verified.query, verified.checksum.value, self.now())
+                self.scheduler.slot_verified(verified.query, verified.checksum.value, self.now())
             case "child_failed":
                 self.failed(SetupError(report.child_failed.message))
             case unknown:

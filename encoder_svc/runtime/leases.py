@@ -97,10 +97,6 @@ class LeaseTable:
         lease.timer.cancel()
         lease.timer = self._timers.at(lease.expires_at, lambda _: self._end(lease, LeaseState.EXPIRED))
 
-    def sibling(self, lease: Lease) -> Lease:
-        """Another live lease on the same slot. There must be one."""
-        return next(other for other in self._live.values() if other.slot is lease.slot and other is not lease)
-
     def revoke_slot(self, slot: Slot) -> list[Lease]:
         """Takes back all leases on a slot and returns them."""
         revoked = [lease for lease in self._live.values() if lease.slot is slot]

@@ -109,6 +109,7 @@ class Preparation:
         self._queue = FairQueue()
         self._workers: dict[int, deque[_Job]] = {}
         self._clocks: dict[int, Timer] = {}
+        self._stopping: set[int] = set()
         self._waiting: list[tuple[int, int, int, _Job]] = []
         self._jobs: dict[int, _Job] = {}
 
@@ -128,8 +129,10 @@ class Preparation:
 
     def pump(self, now: float) -> None:
         """Starts what can start: grants space, and gives items to workers with a free place."""
-        self._grant_space()
+        self._grant_space(now)
         for worker, jobs in self._workers.items():
+            if worker in self._stopping:
+                continue
             while len(jobs) < ITEMS_AT_A_WORKER and (part := self._queue.pop()) is not None:
                 part.move(PartState.PREPARING)
                 part.prepare_started_at = now
@@ -165,6 +168,9 @@ class Preparation:
         if jobs is None:
             return
         self._stop_clock(worker)
+        # One that we stopped died of an item that has failed already, even if its answer crossed with the kill.
+        stopped = worker in self._stopping
+        self._stopping.discard(worker)
         for index, job in enumerate(list(jobs)):
             self._forget(job)
             if job.offset is not None:
@@ -172,7 +178,7 @@ class Preparation:
             part = job.part
             if part.ended:
                 continue
-            if index == 0:
+            if index == 0 and not stopped:
                 message = "the process that decoded this item died; the file may be built to crash a decoder"
                 self._listener.part_failed(part, ServiceError(Reason.MEDIA_WORKER_LOST, message), now)
             else:
@@ -197,6 +203,8 @@ class Preparation:
             if not measured_before:
                 self._listener.part_measured(part)
         except ServiceError as error:
+            if not measured_before:
+                part.layout = None  # It was not counted.
             self._listener.part_failed(part, error, now)
             return
         job.waits_for_space = True
@@ -229,7 +237,7 @@ class Preparation:
         if not job.part.ended:
             self._listener.part_failed(job.part, error, now)
 
-    def _grant_space(self) -> None:
+    def _grant_space(self, now: float) -> None:
         """Gives space to the oldest prompt first; nobody younger may take while it waits."""
         while self._waiting:
             job = self._waiting[0][-1]
@@ -241,6 +249,10 @@ class Preparation:
                 job.offset = offset
                 job.waits_for_space = False
                 self._hands.grant(job.worker, job.part.key, offset)
+                if self._workers[job.worker][0] is job:
+                    # The time that it waited for us is not its own.
+                    self._stop_clock(job.worker)
+                    self._start_clock(job.worker, now)
             heapq.heappop(self._waiting)
             if job.space_timer is not None:
                 job.space_timer.cancel()
@@ -288,6 +300,7 @@ class Preparation:
         if not job.part.ended:
             message = f"the item was not decoded in {self._prepare_seconds:g} s; send a smaller or simpler file"
             self._listener.part_failed(job.part, ServiceError(Reason.MEDIA_TIMEOUT, message), now)
+        self._stopping.add(worker)
         self._hands.stop(worker)
 
     def _space_overdue(self, job: _Job, now: float) -> None:

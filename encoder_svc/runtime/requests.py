@@ -29,7 +29,7 @@ class Prompt:
     requests: dict[str, Request] = field(default_factory=dict, repr=False)
     live_parts: set[int] = field(default_factory=set, repr=False)
     slot_bytes: int = 0
-    """Payload bytes of all its parts that have been measured."""
+    """Payload bytes of its parts that were measured, without those that failed or were cancelled."""
 
 
 @dataclass(eq=False)

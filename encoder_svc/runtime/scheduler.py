@@ -23,6 +23,7 @@ from encoder_svc.runtime.leases import Lease, LeaseState, LeaseTable
 from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.preparation import MediaHands, Preparation
 from encoder_svc.runtime.requests import Request, RequestTable, Sink
+from encoder_svc.runtime.slots import Slot, SlotState
 from encoder_svc.runtime.timers import Timers
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import ReadOutcome
@@ -99,7 +100,7 @@ class Scheduler:
         self.draining = False
         self._model: EngineReady | None = None
         self._queries = count(1)
-        self._verifying: dict[int, tuple[int, bytes, int]] = {}
+        self._verifying: dict[int, Slot] = {}
 
     # What callers ask.
 
@@ -211,7 +212,8 @@ class Scheduler:
     def engine_lost(self, index: int, now: float) -> None:
         """An engine died: the embeddings in its arena are gone for their readers."""
         self.leases.revoke_engine(index)
-        self._verifying = {query: asked for query, asked in self._verifying.items() if asked[0] != index}
+        # What it was asked about slots that are free now, it will not answer.
+        self._verifying = {query: slot for query, slot in self._verifying.items() if slot.state is SlotState.FILLED}
         self.encoding.engine_lost(index, now)
         self._pump(now)
 
@@ -224,18 +226,17 @@ class Scheduler:
         self.encoding.batch_done(index, done, now)
         self._pump(now)
 
-    def slot_verified(self, index: int, query: int, checksum: int, now: float) -> None:
+    def slot_verified(self, query: int, checksum: int, now: float) -> None:
         """An engine has computed a slot's checksum again. A damaged slot is taken from its readers."""
-        engine, lease_id, expected = self._verifying.pop(query, (index, b"", checksum))
-        found = self.leases.find(lease_id, now)
-        if checksum != expected and isinstance(found, Lease) and found.engine == engine == index:
-            self.leases.revoke_slot(found.slot)
+        slot = self._verifying.pop(query, None)
+        # Its memory may have another use by now: that is another slot.
+        if slot is not None and slot.state is SlotState.FILLED and checksum != slot.checksum:
+            self.leases.revoke_slot(slot)
         self._pump(now)
 
     def tick(self, now: float) -> None:
         """Runs what is due."""
-        if self.timers.run_due(now):
-            self._pump(now)
+        self._pump(now)
 
     # What the two halves of the pipeline tell.
 
@@ -309,6 +310,8 @@ class Scheduler:
                     f"{model.model_type} does not encode this modality here; GetServerInfo tells which it does",
                     field=f"items[{index}].modality",
                 )
+        if command.deadline is not None and command.deadline <= now:
+            raise ServiceError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the request was admitted")
         media_bytes = sum(len(file) for item in command.items for file in item.files)
         self.admission.enter(len(command.items), media_bytes)
         try:
@@ -318,6 +321,8 @@ class Scheduler:
             raise
 
     def _pump(self, now: float) -> None:
+        # What is due comes first, even if the loop was late: nothing is started for a part whose time is over.
+        self.timers.run_due(now)
         self.encoding.pump(now)
         self.preparation.pump(now)
 
@@ -336,6 +341,8 @@ class Scheduler:
     def _part_ended(self, part: Part, previous: PartState, now: float) -> None:
         self._drop_files(part)
         self.admission.part_ended(now)
+        if part.state is not PartState.READY and part.layout is not None:
+            part.request.prompt.slot_bytes -= part.layout.nbytes
         if part.state is not PartState.FAILED:
             self._observer.part_ended(part.state, None)
         if previous is PartState.PREPARED:
@@ -356,8 +363,7 @@ class Scheduler:
     def _verify(self, lease: Lease) -> None:
         """A reader saw a wrong checksum while others still read: finds out whether the slot is damaged."""
         query = next(self._queries)
-        witness = self.leases.sibling(lease)
-        self._verifying[query] = (lease.engine, witness.id, lease.slot.checksum)
+        self._verifying[query] = lease.slot
         self._hands.verify(lease.engine, query, lease.slot.payload_offset, lease.slot.nbytes)
 
 

@@ -39,9 +39,7 @@ def layout(count: int = 6, width: int = 8, part_idx: int = 0, num_parts: int = 1
         grid_dim=[1, 2 * count, 2],
         token_count=count,
         tensors=[
-            TensorSpec(
-                name="embedding", dtype=DataType.DATA_TYPE_FLOAT32, shape=[count, width], strides=[width * 4, 4]
-            )
+            TensorSpec(name="embedding", dtype=DataType.DATA_TYPE_FLOAT32, shape=[count, width], strides=[width * 4, 4])
         ],
         nbytes=count * width * 4,
         encoder=EncoderRef(instance_id="1" * 32, grpc_target="127.0.0.1:1"),
@@ -55,9 +53,7 @@ def ready(data: npt.NDArray[np.float32], part_idx: int = 0, num_parts: int = 1) 
     chunk.generation = 7
     chunk.slot_key = bytes(16)
     chunk.checksum.CopyFrom(
-        Checksum(
-            algorithm=ChecksumAlgorithm.CHECKSUM_ALGORITHM_XXH3_64, value=xxhash.xxh3_64_intdigest(data.tobytes())
-        )
+        Checksum(algorithm=ChecksumAlgorithm.CHECKSUM_ALGORITHM_XXH3_64, value=xxhash.xxh3_64_intdigest(data.tobytes()))
     )
     lease = LeaseGrant(lease_id=LEASE)
     lease.ttl.FromSeconds(60)

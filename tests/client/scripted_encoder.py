@@ -1,4 +1,4 @@
-"""An encoder that does what a test tells it to, on a real gRPC server: for faults that a correct encoder never makes."""
+"""An encoder that does what a test tells it to, on a real gRPC server, for faults that a correct one never makes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ class ScriptedEncoder(EncoderServiceServicer):
         self.fetches = 0
         self.hang: asyncio.Event | None = None
         self.cancelled = asyncio.Event()
+        self.released = asyncio.Event()
         self.target = ""
 
-    async def Encode(self, request: pb.EncodeRequest, context: Any) -> AsyncIterator[pb.EncodeResponse]:
+    async def Encode(  # noqa: N802 # the name of the call
+        self, request: pb.EncodeRequest, context: Any
+    ) -> AsyncIterator[pb.EncodeResponse]:
         accepted = pb.Accepted(request_id="r", prompt_id="p", num_parts=len(request.items))
         accepted.encoder.instance_id, accepted.encoder.grpc_target = "1" * 32, self.target
         yield pb.EncodeResponse(events=[pb.Event(accepted=accepted)])
@@ -45,14 +48,19 @@ class ScriptedEncoder(EncoderServiceServicer):
                 self.cancelled.set()
         yield pb.EncodeResponse(events=[pb.Event(complete=pb.Complete(ready=len(request.items)))])
 
-    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
+    async def Fetch(  # noqa: N802 # the name of the call
+        self, request: pb.FetchRequest, context: Any
+    ) -> AsyncIterator[pb.FetchResponse]:
         self.fetches += 1
         data = self.payload()
         for start in range(0, len(data), 64):
             yield pb.FetchResponse(data=data[start : start + 64])
 
-    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
+    async def Release(  # noqa: N802 # the name of the call
+        self, request: pb.ReleaseRequest, context: Any
+    ) -> pb.ReleaseResponse:
         self.releases.append(list(request.leases))
+        self.released.set()
         if self.release_failures:
             self.release_failures -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
@@ -69,7 +77,7 @@ class ScriptedEncoder(EncoderServiceServicer):
     async def serve(self) -> AsyncIterator[str]:
         """Serves on a free port of the loopback, and tells the target."""
         server = grpc.aio.server()
-        add_EncoderServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        add_EncoderServiceServicer_to_server(self, server)
         self.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:

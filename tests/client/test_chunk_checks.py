@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from encoder_client.chunk_checks import (
     check_belongs,
     check_fingerprint,
@@ -16,9 +19,6 @@ from encoder_client.chunk_checks import (
 from encoder_client.errors import ChunkError
 from encoder_client.events import Accepted
 from epd.encoder.v1.embedding_pb2 import ChunkState, DataType, EmbeddingChunk, EncoderRef
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.client.chunks import FINGERPRINT, layout, ready, rows
 
 Change = Callable[[EmbeddingChunk], object]

@@ -1,4 +1,4 @@
-"""The content key: library, published code and published vectors agree; whatever decides an embedding changes the key."""
+"""The content key: library, published code and published vectors agree."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from encoder_client.content_key import canonical_options, content_key, frames_digest, item_content_key, media_digest
 from encoder_client.media import image, video
 from epd.encoder.v1.media_pb2 import AudioOptions, ImageOptions, MediaItem, Modality, VideoOptions
-from hypothesis import given
-from hypothesis import strategies as st
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = next(
     text for page in sorted(DOCS.glob("contract*.md")) if "epd.content-key.v1" in (text := page.read_text())
 )  # fmt: skip
 VECTORS: list[dict[str, Any]] = next(
-    block for code in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL) if "content_key" in (block := json.loads(code))[0]
+    json.loads(code) for code in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL) if '"content_key"' in code
 )  # fmt: skip
 OPTIONS = {1: ImageOptions, 2: VideoOptions, 3: AudioOptions}
 NAMESPACE = bytes(32)

@@ -7,10 +7,10 @@ import gc
 import numpy as np
 import pytest
 import torch
+
 from encoder_client.embedding import Embedding
 from encoder_client.pool import EmbeddingPool
 from epd.encoder.v1.embedding_pb2 import DataType, TensorSpec
-
 from tests.client.chunks import ready, rows
 
 
@@ -67,7 +67,7 @@ async def test_a_released_embedding_gives_no_views() -> None:
 
 async def test_an_unknown_tensor_is_named() -> None:
     embedding = await embedded(EmbeddingPool(4096))
-    with pytest.raises(KeyError, match="deepstack_0.*embedding"):
+    with pytest.raises(KeyError, match=r"deepstack_0.*embedding"):
         embedding.torch("deepstack_0")
 
 

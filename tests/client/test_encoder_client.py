@@ -8,10 +8,10 @@ import multiprocessing
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
+
 from encoder_client import (
     Accepted,
     Complete,
@@ -21,25 +21,25 @@ from encoder_client import (
     Layout,
     PartError,
     PartFailed,
+    PoolError,
     ReadError,
     Ready,
     image,
 )
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
-from epd.encoder.v1.encoder_service_pb2 import LeaseState, ReadOutcome
-
-from tests.conftest import StartServer, _servers
+from tests.conftest import StartServer
 from tests.photograph import photo
 from tests.server_process import ServerProcess
+from tests.waiting import eventually
 
 PHOTO = photo(252, 196)
 SMALL = photo(140, 112)
+ITEM = image(SMALL)
 
 
-@pytest.fixture(scope="module")
-def mooncake_server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
-    with _servers(tiny_checkpoint) as start:
-        yield start(mooncake="on")
+@pytest.fixture
+def server(mooncake_server: ServerProcess) -> ServerProcess:
+    return mooncake_server
 
 
 async def leased_bytes(client: EncoderClient) -> int:
@@ -94,13 +94,13 @@ async def test_without_layouts(server: ServerProcess) -> None:
     assert embedding.numpy().shape[0] == 20
 
 
-async def test_mooncake_and_inline_deliver_the_same_bytes(mooncake_server: ServerProcess) -> None:
-    async with EncoderClient(mooncake_server.target) as client:
+async def test_mooncake_and_inline_deliver_the_same_bytes(server: ServerProcess) -> None:
+    async with EncoderClient(server.target) as client:
         assert client.transports == ("mooncake", "inline")
         async with client.encode([image(PHOTO)]) as call:
             [by_mooncake] = await call.embeddings()
         async with client.encode([image(PHOTO)]) as call:
-            chunk = next([event.chunk async for event in call if isinstance(event, Ready)].__iter__())
+            [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
             by_inline = await client.read(chunk, transports=("inline",))
         assert by_mooncake.transport == "mooncake"
         assert by_inline.transport == "inline"
@@ -109,9 +109,9 @@ async def test_mooncake_and_inline_deliver_the_same_bytes(mooncake_server: Serve
         assert await leased_bytes(client) == 0
 
 
-async def test_many_reads_at_once_by_mooncake(mooncake_server: ServerProcess) -> None:
+async def test_many_reads_at_once_by_mooncake(server: ServerProcess) -> None:
     pool = EmbeddingPool(8 << 20)
-    async with EncoderClient(mooncake_server.target, pool=pool) as client:
+    async with EncoderClient(server.target, pool=pool) as client:
         async with client.encode([image(SMALL)]) as call:
             [expected] = await call.embeddings()
 
@@ -184,9 +184,9 @@ async def test_information_and_health(server: ServerProcess) -> None:
         info = await client.server_info()
         assert await client.health()
         assert len(info.model.compatibility_fingerprint) == 32
-    async with EncoderClient(server.target, expected_fingerprint=info.model.compatibility_fingerprint) as client:
-        async with client.encode([image(SMALL)]) as call:
-            await call.embeddings()
+    fingerprint = info.model.compatibility_fingerprint
+    async with EncoderClient(server.target, expected_fingerprint=fingerprint) as client, client.encode([ITEM]) as call:
+        await call.embeddings()
     async with EncoderClient(server.target, expected_fingerprint=bytes(32)) as client:
         with pytest.raises(EncoderError, match="FINGERPRINT_MISMATCH"):
             async with client.encode([image(SMALL)]) as call:
@@ -232,12 +232,12 @@ async def test_a_serialised_chunk_is_a_ticket_for_another_process(server: Server
 
 async def test_a_pool_that_is_too_small_says_so_and_frees_the_encoder(server: ServerProcess) -> None:
     async with EncoderClient(server.target, pool=EmbeddingPool(4096)) as client:
-        with pytest.raises(Exception, match="the pool has 4096"):
-            async with client.encode([image(SMALL)]) as call:
+        async with client.encode([ITEM]) as call:
+            with pytest.raises(PoolError, match="the pool has 4096"):
                 await call.embeddings()
-        with pytest.raises(Exception, match="the pool has 4096"):
-            async with client.encode([image(SMALL)]) as call:
-                [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
+        async with client.encode([ITEM]) as call:
+            [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
+            with pytest.raises(PoolError, match="the pool has 4096"):
                 await client.read(chunk)
         assert await leased_bytes(client) == 0
 
@@ -251,8 +251,7 @@ def stopped(process: object) -> Iterator[None]:
         process.send_signal(signal.SIGCONT)  # type: ignore[attr-defined]
 
 
-async def test_an_engine_that_hangs_during_a_transfer_does_not_hold_the_reader(start_server: StartServer) -> None:
-    server = start_server(mooncake="on")
+async def test_an_engine_that_hangs_during_a_transfer_does_not_hold_the_reader(server: ServerProcess) -> None:
     async with EncoderClient(server.target, read_timeout=1.0) as client:
         async with client.encode([image(SMALL)]) as call:
             [expected] = await call.embeddings()
@@ -270,14 +269,11 @@ async def test_an_engine_that_died_after_ready_costs_the_read_and_no_more(start_
         async with client.encode([image(SMALL)]) as call:
             [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
         server.engine().kill()
-        async with asyncio.timeout(30):
-            while True:
-                answer = await client._releases_of(chunk.encoder).release(  # the state alone, without a read
-                    bytes(16), ReadOutcome.READ_OUTCOME_ABANDONED
-                )
-                assert answer == LeaseState.LEASE_STATE_UNKNOWN
-                if not (await client.server_info()).load.leases:
-                    break
+
+        async def nothing_is_leased() -> bool:
+            return (await client.server_info()).load.leases == 0
+
+        await eventually(nothing_is_leased)
         with pytest.raises(ReadError):
             await client.read(chunk)
         gc.collect()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import grpc
-from encoder_client.errors import EncoderError, FieldViolation, PartError, from_rpc_error, from_status
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, Help, RetryInfo
+
+from encoder_client.errors import EncoderError, FieldViolation, PartError, from_rpc_error, from_status
 
 
 def status(code: grpc.StatusCode, message: str, *details: Message) -> status_pb2.Status:
@@ -25,6 +26,7 @@ def rpc_error(told: status_pb2.Status, code: grpc.StatusCode) -> grpc.aio.AioRpc
         initial_metadata=grpc.aio.Metadata(),
         trailing_metadata=grpc.aio.Metadata(("grpc-status-details-bin", told.SerializeToString())),
         details=told.message,
+        debug_error_string="",
     )
 
 
@@ -32,9 +34,7 @@ def test_every_detail_is_decoded() -> None:
     retry = RetryInfo()
     retry.retry_delay.FromMilliseconds(1500)
     bad = BadRequest(field_violations=[BadRequest.FieldViolation(field="items[2].part_idx", description="too large")])
-    told = status(
-        grpc.StatusCode.RESOURCE_EXHAUSTED, "full", ErrorInfo(reason="ADMISSION_FULL"), retry, bad, Help()
-    )
+    told = status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", ErrorInfo(reason="ADMISSION_FULL"), retry, bad, Help())
     error = from_rpc_error(rpc_error(told, grpc.StatusCode.RESOURCE_EXHAUSTED))
     assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.reason == "ADMISSION_FULL"
@@ -45,7 +45,7 @@ def test_every_detail_is_decoded() -> None:
 
 def test_an_error_without_details_keeps_code_and_message() -> None:
     bare = grpc.aio.AioRpcError(
-        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no route"
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no route", debug_error_string=""
     )
     error = from_rpc_error(bare)
     assert (error.code, error.message, error.reason) == (grpc.StatusCode.UNAVAILABLE, "no route", "")

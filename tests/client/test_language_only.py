@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from encoder_client.language import CheckpointError, ExpandedPrompt, LanguageOnlyModel, PlaceholderError
-from epd.encoder.v1.embedding_pb2 import ChunkState, DataType, EmbeddingChunk, Int64List, PlaceholderValue, TensorSpec
-from epd.encoder.v1.media_pb2 import Modality
 from safetensors import safe_open
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from encoder_client.language import CheckpointError, ExpandedPrompt, LanguageOnlyModel, PlaceholderError
 from encoder_svc.checkpoints import write_checkpoint
+from epd.encoder.v1.embedding_pb2 import ChunkState, DataType, EmbeddingChunk, Int64List, PlaceholderValue, TensorSpec
+from epd.encoder.v1.media_pb2 import Modality
 
 GRIDS = ((1, 6, 8), (1, 4, 4), (1, 10, 6))
 NEW_TOKENS = 12
@@ -44,9 +44,7 @@ def layout(part: int, rows: int, width: int, grid: tuple[int, ...], num_parts: i
         token_count=rows,
         nbytes=rows * width * 4,
         tensors=[
-            TensorSpec(
-                name="embedding", dtype=DataType.DATA_TYPE_FLOAT32, shape=[rows, width], strides=[width * 4, 4]
-            )
+            TensorSpec(name="embedding", dtype=DataType.DATA_TYPE_FLOAT32, shape=[rows, width], strides=[width * 4, 4])
         ],
         placeholder_metadata=[
             PlaceholderValue(name="image_grid_thw", ints=Int64List(values=grid), shape=[1, 3]),
@@ -117,7 +115,10 @@ def test_tokens_and_first_logits_equal_the_whole_models(
     ids=["zeroed", "rows in reverse", "off by a thousandth"],
 )
 def test_wrong_embeddings_fail_the_comparison(
-    language: LanguageOnlyModel, prompt: ExpandedPrompt, whole: WholeModel, spoil: Callable[[torch.Tensor], torch.Tensor]
+    language: LanguageOnlyModel,
+    prompt: ExpandedPrompt,
+    whole: WholeModel,
+    spoil: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     spoilt = [spoil(rows) for rows in whole.rows]
     answer = language.generate(prompt, spoilt, max_new_tokens=1, first_logits=True)
@@ -139,9 +140,7 @@ def test_swapped_images_fail_the_comparison(
     assert not torch.allclose(answer.first_logits, whole.first_logits, atol=1e-5, rtol=0)
 
 
-def test_a_stream_gives_the_same_tokens(
-    language: LanguageOnlyModel, prompt: ExpandedPrompt, whole: WholeModel
-) -> None:
+def test_a_stream_gives_the_same_tokens(language: LanguageOnlyModel, prompt: ExpandedPrompt, whole: WholeModel) -> None:
     assert list(language.stream(prompt, whole.rows, max_new_tokens=NEW_TOKENS)) == whole.token_ids
 
 
@@ -164,10 +163,10 @@ def test_a_fault_of_the_generation_reaches_who_streams(
 def test_f44_no_tower_tensor_is_read_and_no_tower_memory_allocated(
     checkpoint: Path, language: LanguageOnlyModel
 ) -> None:
-    sizes = {}
+    sizes: dict[str, int] = {}
     for file in checkpoint.glob("*.safetensors"):
         with safe_open(file, framework="pt") as opened:
-            sizes |= {name: opened.get_tensor(name).nbytes for name in opened.keys()}
+            sizes |= {name: opened.get_tensor(name).nbytes for name in opened.keys()}  # noqa: SIM118 # it is no dictionary
     tower = {name for name in sizes if "visual." in name}
     read = language.weights
     assert tower
@@ -233,9 +232,7 @@ def test_bfloat16_agrees_with_the_whole_model_in_bfloat16(
 
 
 class TestPlaceholders:
-    def test_each_part_has_as_many_tokens_as_rows(
-        self, prompt: ExpandedPrompt, layouts: list[EmbeddingChunk]
-    ) -> None:
+    def test_each_part_has_as_many_tokens_as_rows(self, prompt: ExpandedPrompt, layouts: list[EmbeddingChunk]) -> None:
         image_token = 268
         assert [span.length for span in prompt.spans] == [chunk.token_count for chunk in layouts]
         for span in prompt.spans:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from encoder_client.pool_ledger import ALIGNMENT, ALLOWED, PoolLedger, Ticket, TicketState
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from encoder_client.pool_ledger import ALIGNMENT, ALLOWED, PoolLedger, Ticket, TicketState
 
 FOREVER = float("inf")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from safetensors.torch import load_file, save_file
 
 from encoder_svc.models.adapter import Adapter, Tower, TowerInput
 from encoder_svc.models.registry import open_adapter
@@ -25,6 +28,7 @@ from epd.internal.v1.engine_pb2 import (
     EngineCommand,
     EngineReady,
     EngineReport,
+    ItemResult,
     RunBatch,
     VerifySlot,
 )
@@ -37,9 +41,10 @@ SIZES = ((56, 56), (112, 84), (84, 224), (28, 28))
 class Pixels:
     """A decoded image, as ``media/`` gives one."""
 
-    def __init__(self, width: int, height: int, seed: int = 0) -> None:
+    def __init__(self, width: int, height: int, seed: int = 0, brightest: int = 255) -> None:
         self.width, self.height = width, height
-        values = np.random.default_rng(seed + width * height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        random = np.random.default_rng(seed + width * height)
+        values = random.integers(0, brightest + 1, (height, width, 3), dtype=np.uint8)
         self._values = torch.from_numpy(values)
 
     def decode(self) -> torch.Tensor:
@@ -91,7 +96,7 @@ class Bench:
             return tower.encode(inputs)
 
     def digest(self, item: BatchItem) -> int:
-        return xxhash.xxh3_64_intdigest(self.arena.array(item.payload_offset, item.nbytes))
+        return xxhash.xxh3_64_intdigest(self.arena.view[item.payload_offset : item.payload_offset + item.nbytes])
 
     def close(self) -> None:
         self.input_arena.close()
@@ -154,6 +159,19 @@ def test_it_tells_what_it_loaded(ready: EngineReady, bench: Bench, tower: Tower)
     assert ready.model.weights == tower.weights
     assert {"encoder_svc", "torch", "transformers", "mooncake"} <= set(ready.versions)
     assert ready.arena_address > 0
+
+
+def test_only_the_forward_is_nice(child: Child[EngineReport]) -> None:
+    """The thread of the forward yields to the front; those that answer the link and serve Mooncake's readers do not."""
+    niceness: dict[str, list[int]] = {}
+    for task in Path(f"/proc/{child.process.pid}/task").iterdir():
+        name, _, fields = (task / "stat").read_text().rpartition(") ")
+        niceness.setdefault(name, []).append(int(fields.split()[16]))
+    values = [value for group in niceness.values() for value in group]
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, child.process.pid) == own
+    assert values.count(min(own + 10, 19)) >= 1, niceness
+    assert values.count(own) >= 4, niceness  # main, ZeroMQ's two, and Mooncake's
 
 
 def test_embeddings_are_the_towers(child: Child[EngineReport], bench: Bench, tower: Tower) -> None:
@@ -253,7 +271,7 @@ def test_f09_f14_mooncake_reads_every_slot_of_the_arena_registered_once(
         Transport.TRANSPORT_INLINE,
     ]
     items = [bench.item(part, Pixels(*SIZES[part % 4], seed=part)) for part in (0, 1, 2, 15, 31)]
-    results = []
+    results: list[ItemResult] = []
     for batch, item in enumerate(items):  # slots all over the arena, filled after it was registered
         results += run(child, [item], batch).items
     expected = [result.checksum.value for result in results]
@@ -294,6 +312,57 @@ def test_f43_it_starts_without_mooncake_and_says_why(bench: Bench, tmp_path: Pat
         assert not run(child, [bench.item(0, Pixels(56, 56))]).items[0].reason
 
 
+@pytest.fixture(scope="module")
+def fragile_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose first channel overflows where a bright pixel stands beside a black one, and only there."""
+    folder = tmp_path_factory.mktemp("fragile") / "checkpoint"
+    shutil.copytree(tiny_checkpoint, folder)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    name = next(name for name in index if name.endswith("patch_embed.proj.weight"))
+    tensors = load_file(folder / index[name])
+    tensors[name][0] = 0
+    tensors[name][0, 0, 0, 0, 0] = 1.5e38
+    tensors[name][0, 0, 0, 0, 1] = -1.5e38
+    save_file(tensors, folder / index[name], {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_f37_an_embedding_that_is_not_finite_fails_alone(
+    fragile: tuple[Bench, Child[EngineReport]], position: int
+) -> None:
+    bench, child = fragile
+    dim = [Pixels(56, 56, seed=part, brightest=100) for part in range(3)]
+    dim[position].decode()[0, :2, :] = torch.tensor([[255], [0]])
+    items = [bench.item(part, pixels) for part, pixels in enumerate(dim)]
+    done = run(child, items)
+    for index, (item, result) in enumerate(zip(items, done.items, strict=True)):
+        assert result.reason == ("OUTPUT_NOT_FINITE" if index == position else "")
+        assert result.HasField("checksum") == (index != position)
+        if index != position:
+            assert bool(torch.isfinite(bench.rows(item)).all())
+
+
+@pytest.fixture(scope="module")
+def fragile(fragile_checkpoint: Path) -> Iterator[tuple[Bench, Child[EngineReport]]]:
+    bench = Bench(fragile_checkpoint)
+    configuration = configure_engine(bench.checkpoint, bench.input_arena, bench.arena, mooncake=False)
+    with engine(configuration, bench.input_arena, bench.arena) as (child, report):
+        reasons = {info.transport: info.reason for info in report.ready.transports}
+        assert "mooncake" in reasons[Transport.TRANSPORT_MOONCAKE]
+        yield bench, child
+    bench.close()
+
+
+def test_f43_a_broken_torchvision_is_told(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "torchvision.py").write_text('raise RuntimeError("operator torchvision::nms does not exist")')
+    configuration = configure_engine(bench.checkpoint, bench.input_arena, bench.arena)
+    environment = {"PYTHONPATH": str(tmp_path)}
+    with engine(configuration, bench.input_arena, bench.arena, environment) as (child, report):
+        assert "encoder-svc doctor" in report.child_failed.message
+        assert child.process.wait() == 1
+
+
 def test_a_device_that_is_not_there_is_told(bench: Bench) -> None:
     configuration = configure_engine(bench.checkpoint, bench.input_arena, bench.arena, device="cuda:63")
     with engine(configuration, bench.input_arena, bench.arena) as (child, report):
@@ -307,6 +376,7 @@ import sys
 from pathlib import Path
 from epd.internal.v1.engine_pb2 import EngineCommand
 from encoder_svc.shared_memory import SharedMemory
+from safetensors.torch import load_file, save_file
 from tests.children import engine
 configuration, batch = (EngineCommand.FromString(Path(file).read_bytes()) for file in sys.argv[1:3])
 asked = configuration.configure

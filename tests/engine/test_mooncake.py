@@ -1,4 +1,4 @@
-"""Mooncake where it cannot serve: a reason and a remedy instead of a failure or, worse, an offer that cannot be read."""
+"""Mooncake where it cannot serve: a reason and a remedy, not a failure or, worse, an offer that cannot be read."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ EQUAL: dict[str, Callable[[], bytes]] = {
     "jpeg grey": lambda: saved(noise(31, 17, "L"), "JPEG"),
     "jpeg cmyk": lambda: saved(noise(31, 17, "CMYK"), "JPEG"),
     "jpeg of two pictures": lambda: saved(noise(32, 24), "MPO", save_all=True, append_images=[noise(16, 12)]),
-    **{f"jpeg orientation {n}": lambda n=n: with_orientation(n, "JPEG") for n in range(1, 9)},
+    **{f"jpeg orientation {n}": partial(with_orientation, n, "JPEG") for n in range(1, 9)},
     "jpeg orientation of no meaning": lambda: with_orientation(99, "JPEG"),
     "png": lambda: saved(noise(64, 48), "PNG"),
     "png grey": lambda: saved(noise(64, 48, "L"), "PNG"),
@@ -117,7 +118,7 @@ EQUAL: dict[str, Callable[[], bytes]] = {
     "bmp": lambda: saved(noise(64, 48), "BMP"),
     "tiff": lambda: saved(noise(64, 48), "TIFF", compression="tiff_lzw"),
     "tiff cmyk": lambda: saved(noise(64, 48, "CMYK"), "TIFF"),
-    **{f"tiff orientation {n}": lambda n=n: with_orientation(n, "TIFF") for n in range(1, 9)},
+    **{f"tiff orientation {n}": partial(with_orientation, n, "TIFF") for n in range(1, 9)},
     "avif": lambda: saved(noise(64, 48), "AVIF"),
 }
 

@@ -15,7 +15,7 @@ from encoder_svc.media.fetch_policy import FetchPolicy
 
 LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 
-Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Page = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -24,7 +24,7 @@ class WebServer:
 
     def __init__(self) -> None:
         self.pages: dict[str, Page] = {}
-        self.requests: list[web.Request] = []
+        self.requests: list[web.BaseRequest] = []
         self.port = 0
         self.scheme = "http"
 
@@ -35,7 +35,7 @@ class WebServer:
     def serve(self, path: str, body: bytes, **headers: str) -> str:
         """Serves a file; returns its address."""
 
-        async def page(_: web.Request) -> web.Response:
+        async def page(_: web.BaseRequest) -> web.Response:
             return web.Response(body=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
         self.pages[path] = page
@@ -44,13 +44,13 @@ class WebServer:
     def redirect(self, path: str, target: str, status: int = 302) -> str:
         """Sends callers elsewhere; returns the address."""
 
-        async def page(_: web.Request) -> web.Response:
+        async def page(_: web.BaseRequest) -> web.Response:
             return web.Response(status=status, headers={"Location": target, "Set-Cookie": "seen=1"})
 
         self.pages[path] = page
         return self.url(path)
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers by the page of the path."""
         self.requests.append(request)
         page = self.pages.get(request.path)
@@ -139,7 +139,7 @@ class Names:
 def local_policy(*ports: int, **changes: object) -> FetchPolicy:
     """A policy that allows the web on this host's loopback, at some ports."""
     fields: dict[str, object] = {
-        "schemes": frozenset({"data", "https", "http"}),
+        "schemes": frozenset({"data", "http"}),
         "ports": frozenset(ports),
         "allow_private": (LOOPBACK,),
         **changes,

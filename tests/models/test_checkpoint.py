@@ -64,6 +64,14 @@ def test_a_config_that_is_no_object_is_refused(copy: Path) -> None:
     assert "is not a JSON object" in refusal(copy)
 
 
+def test_a_checkpoint_that_does_not_say_how_to_prepare_media_is_refused(copy: Path) -> None:
+    (copy / "preprocessor_config.json").rename(copy / "aside.json")
+    assert "has no preprocessor_config.json" in refusal(copy)
+    processor = {"image_processor": json.loads((copy / "aside.json").read_text())}
+    (copy / "processor_config.json").write_text(json.dumps(processor))
+    assert check_servable(copy).model_type == "qwen2_5_vl"
+
+
 def test_an_unsupported_family_is_refused_with_those_that_can_be_served(copy: Path) -> None:
     change_config(copy, model_type="llama", architectures=["LlamaForCausalLM"])
     message = refusal(copy)

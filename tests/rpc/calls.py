@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
@@ -17,8 +18,9 @@ from tests.photograph import photo
 from tests.server_process import ServerProcess
 
 PHOTO = photo(140, 112)
-SECONDS = 30.0
+SECONDS = 60.0
 """Longer than any call here takes."""
+END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined] # not in the stubs
 
 
 def image(part_idx: int = 0, data: bytes = PHOTO) -> MediaItem:
@@ -34,8 +36,11 @@ async def calls_to(server: ServerProcess) -> AsyncIterator[Any]:
 
 
 async def events_of(call: Any) -> list[pb.Event]:
-    """All events of an Encode call, to its end."""
-    return [event async for response in call for event in response.events]
+    """The events of an Encode call that were not read yet, to its end."""
+    events: list[pb.Event] = []
+    while (response := await call.read()) is not END_OF_STREAM:
+        events.extend(response.events)
+    return events
 
 
 async def encode(stub: Any, *items: MediaItem, **fields: Any) -> list[pb.Event]:

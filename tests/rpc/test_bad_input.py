@@ -12,6 +12,7 @@ import pytest
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
+from tests.photograph import photo
 from tests.rpc.calls import (
     PHOTO,
     SECONDS,
@@ -26,7 +27,6 @@ from tests.rpc.calls import (
     release,
 )
 from tests.rpc.statuses import fields_of, reason_of
-from tests.photograph import photo
 from tests.server_process import ServerProcess
 from tests.waiting import eventually
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,10 +53,10 @@ def test_prompts_that_wait_get_equal_shares_of_cost(costs: list[list[int]]) -> N
             queue.push(part, cost)
     served = dict.fromkeys(left, 0)
     while all(left.values()):
-        part = queue.pop()
-        assert part is not None
-        prompt = part.request.prompt.id
-        served[prompt] += cost_of[part.key]
+        popped = queue.pop()
+        assert popped is not None
+        prompt = popped.request.prompt.id
+        served[prompt] += cost_of[popped.key]
         left[prompt] -= 1
         for first in served:
             for second in served:
@@ -71,18 +73,22 @@ def test_larger_priorities_leave_first_and_equal_ones_of_a_prompt_in_order(entri
     assert drained(queue) == sorted(parts, key=lambda part: (-part.request.priority, part.key))
 
 
-def test_a_part_that_waits_is_not_starved_by_prompts_that_keep_coming() -> None:
+def test_a_prompt_of_many_parts_is_not_starved_by_prompts_that_keep_coming() -> None:
+    """Each newcomer has one part, so none of them is ever ahead; still the old prompt gets its share, one in nine."""
     make, queue = PartMaker(), FairQueue()
-    for _ in range(3):
-        queue.push(make("old"), 100)
-    left = 0
-    for index in range(1000):
-        queue.push(make(f"new-{index}"), 1)
-        queue.push(make(f"newer-{index}"), 1)
+    old = [make("old") for _ in range(5)]
+    for part in old:
+        queue.push(part, 10)
+    left: list[Part] = []
+    for index in range(80):
+        while len(queue._heap) < 8 + len(old) - sum(part in old for part in left):
+            queue.push(make(f"new-{index}-{len(queue._heap)}"), 10)
         popped = queue.pop()
         assert popped is not None
-        left += popped.request.prompt.id == "old"
-    assert left >= 1
+        left.append(popped)
+    places = [left.index(part) for part in old if part in left]
+    assert len(places) == 5
+    assert all(later - earlier <= 18 for earlier, later in pairwise(places))
 
 
 def test_parts_that_have_ended_are_skipped() -> None:

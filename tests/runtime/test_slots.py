@@ -16,8 +16,6 @@ def header(arena: bytearray, offset: int) -> tuple[bytes, int, int, int, bytes]:
     return unpacked
 
 
-
-
 def test_a_slot_goes_from_reserved_to_filled_to_free() -> None:
     arena = bytearray(1024)
     table = SlotTable(memoryview(arena))
@@ -29,7 +27,7 @@ def test_a_slot_goes_from_reserved_to_filled_to_free() -> None:
     assert (table.reserved_bytes, table.leased_bytes) == (0, 100)
     assert table.live == (slot,)
     table.free(slot)
-    assert (table.reserved_bytes, table.leased_bytes, table.live) == (0, 0, ())
+    assert (table.reserved_bytes, table.leased_bytes, len(table.live)) == (0, 0, 0)
 
 
 def test_the_header_says_what_the_contract_publishes() -> None:

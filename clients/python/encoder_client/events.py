@@ -79,7 +79,9 @@ Event = Accepted | Layout | Ready | PartFailed | PartCancelled | Complete
 
 def _shown(kind: str, chunk: EmbeddingChunk) -> str:
     # A chunk's own text holds its leases and slot key, which are secrets and end up in logs.
-    return f"{kind}(part {chunk.part_idx} of prompt {chunk.prompt_id!r}: {chunk.token_count} rows, {chunk.nbytes} bytes)"
+    return (
+        f"{kind}(part {chunk.part_idx} of prompt {chunk.prompt_id!r}: {chunk.token_count} rows, {chunk.nbytes} bytes)"
+    )
 
 
 def events_of(response: service.EncodeResponse) -> Iterator[Event]:
