@@ -50,8 +50,9 @@ class Connections:
         return HealthStub(self._channel(self._target))
 
     def note_encoder(self, encoder: EncoderRef) -> None:
-        """Learns which server answers at the target, so that its chunks are read on the same channel, whatever
-        address it tells others.
+        """Learns which server answers at the target.
+
+        Its chunks are read on the same channel, whatever address it tells others.
         """
         self._instance = encoder.instance_id
 

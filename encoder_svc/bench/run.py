@@ -1,0 +1,103 @@
+"""One run: what is measured, how it is started, and what its result begins with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from encoder_client import EncoderClient, EmbeddingPool
+from encoder_svc.bench.display import Display
+from encoder_svc.bench.machine import describe_machine
+from encoder_svc.bench.service import Service
+
+_TRANSPORTS = {"auto": ("mooncake", "inline"), "mooncake": ("mooncake",), "inline": ("inline",)}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured."""
+
+    model: Path
+    dtype: str
+    """As torch names it."""
+    device: str
+    threads: int
+    """Of a forward, in the server and in the plain loop."""
+    transport: str
+    """How rows are read: ``auto`` (Mooncake where it works), ``mooncake`` or ``inline``."""
+    settings: Mapping[str, str]
+    """Other settings of the server, by their names."""
+
+
+class Run:
+    """One run of a sub-command.
+
+    Args:
+        subject: what is measured.
+        command_line: as it was called.
+        parameters: of the sub-command, by name.
+        display: shows how far it is.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        command_line: str,
+        parameters: Mapping[str, str | int | float | bool],
+        display: Display,
+    ) -> None:
+        self.subject = subject
+        self.display = display
+        self._command_line = command_line
+        self._parameters = dict(parameters)
+        self._started = datetime.now(UTC)
+        self._clock = time.monotonic()
+        self._machine = describe_machine(subject.threads)
+
+    def service(self, **settings: str) -> Service:
+        """A server for the subject.
+
+        Args:
+            settings: beside those of the subject, which win.
+        """
+        subject = self.subject
+        return Service(
+            {
+                "model": str(subject.model),
+                "dtype": subject.dtype,
+                "device": subject.device,
+                "engine_threads": str(subject.threads),
+                "mooncake": "off" if subject.transport == "inline" else "auto",
+                **settings,
+                **subject.settings,
+            }
+        )
+
+    def client(self, service: Service) -> EncoderClient:
+        """A caller of a server."""
+        return EncoderClient(
+            service.target, pool=EmbeddingPool(1 << 30), transports=_TRANSPORTS[self.subject.transport]
+        )
+
+    def heading(self) -> dict[str, Any]:
+        """What every result begins with."""
+        subject = self.subject
+        return {
+            "command_line": self._command_line,
+            "started_at": self._started.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - self._clock, 1),
+            "machine": self._machine,
+            "parameters": {
+                "model": subject.model.name,
+                "dtype": subject.dtype,
+                "device": subject.device,
+                "threads": subject.threads,
+                "transport": subject.transport,
+                **{f"set.{name}": value for name, value in subject.settings.items()},
+                **self._parameters,
+            },
+        }
