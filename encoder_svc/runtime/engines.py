@@ -42,12 +42,12 @@ class EngineProcess:
                 self.scheduler.engine_ready(self.index, report.ready, self.now())
                 self._tell_transports(report)
             case "started":
-                self.scheduler.batch_started(self.index, report.started.batch)
+                self.scheduler.batch_started(self.index, report.started.batch, self.now())
             case "done":
                 self.scheduler.batch_done(self.index, report.done, self.now())
             case "verified":
                 verified = report.verified
-                self.scheduler.slot_verified(self.index, verified.query, verified.checksum.value, self.now())
+                self.scheduler.slot_verified(verified.query, verified.checksum.value, self.now())
             case "child_failed":
                 self.failed(SetupError(report.child_failed.message))
             case unknown:

@@ -59,9 +59,10 @@ def _engine(engine: Engine) -> EngineInfo:
         device=engine.device,
         state=state,
         batches_in_flight=len(engine.batches),
-        arena_bytes=engine.slots.capacity,
+        arena_bytes=engine.slots.size,
         reserved_bytes=engine.slots.reserved_bytes,
         leased_bytes=engine.slots.leased_bytes,
+        cached_bytes=engine.slots.cached_bytes,
     )
 
 
