@@ -47,6 +47,17 @@ class Reason(StrEnum):
     MEDIA_WORKER_LOST = "MEDIA_WORKER_LOST"
     """The process that decoded the item died."""
 
+    URI_FORBIDDEN = "URI_FORBIDDEN"
+    """The server's settings do not allow the address: its scheme, host, port, network or folder."""
+    FETCH_REFUSED = "FETCH_REFUSED"
+    """The address gives no file, now or later: it is missing, or its server is not to be trusted."""
+    FETCH_FAILED = "FETCH_FAILED"
+    """The file could not be fetched this time: no connection, or a fault of its server."""
+    FETCH_TIMEOUT = "FETCH_TIMEOUT"
+    """Fetching took longer than it may."""
+    FETCH_TOO_LARGE = "FETCH_TOO_LARGE"
+    """The file behind the address has more bytes than the server fetches."""
+
     ADMISSION_FULL = "ADMISSION_FULL"
     """The server holds as much work as it may."""
     SPACE_TIMEOUT = "SPACE_TIMEOUT"

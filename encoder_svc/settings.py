@@ -15,13 +15,22 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from encoder_svc.errors import SetupError
 
 ENVIRONMENT_PREFIX = "ENCODER_SVC_"
 
-Group = Literal["Model", "Listening", "Resources", "Limits", "Leases", "Mooncake", "Operation"]
+Group = Literal["Model", "Listening", "Resources", "Limits", "Fetching", "Leases", "Mooncake", "Operation"]
 
 
 def _field(group: Group, default: Any, description: str, **bounds: Any) -> Any:
@@ -29,7 +38,20 @@ def _field(group: Group, default: Any, description: str, **bounds: Any) -> Any:
 
 
 Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+# 10 years stand for "never": infinity has no place in a Duration, nor in a timer.
+Seconds = Annotated[float, Field(gt=0, le=315_360_000)]
+
+
+def _split(value: Any) -> Any:
+    """A list may be written as text with commas, since the command line and the environment have no lists."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Paths = Annotated[tuple[Path, ...], BeforeValidator(_split)]
+Ports = Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], BeforeValidator(_split)]
 
 
 class Settings(BaseModel):
@@ -93,6 +115,25 @@ class Settings(BaseModel):
     prepare_seconds: Seconds = _field("Limits", 30.0, "time in which one item must be decoded")
     forward_seconds: Seconds = _field("Limits", 120.0, "time in which one forward must end; then its engine is killed")
     space_seconds: Seconds = _field("Limits", 30.0, "time that a part waits for space before it fails")
+
+    fetch_schemes: Names = _field(
+        "Fetching",
+        "data",
+        "kinds of addresses that are fetched, with commas between them: data, https, http, file",
+    )
+    fetch_hosts: Names = _field(
+        "Fetching", "", "hosts to fetch from, as example.com or *.example.com; empty takes any that is public"
+    )
+    fetch_ports: Ports = _field("Fetching", "443,80", "ports to fetch from")
+    fetch_private_networks: Names = _field(
+        "Fetching", "", "networks to fetch from that are not public, such as 10.20.0.0/16; empty takes none"
+    )
+    fetch_roots: Paths = _field("Fetching", "", "folders below which file: addresses may lie")
+    fetch_max_bytes: ByteSize = _field("Fetching", "64MiB", "size of one fetched file", ge=1)
+    fetch_seconds: Seconds = _field(
+        "Fetching", 20.0, "time in which one file must be fetched, its wait for a place with it"
+    )
+    fetch_concurrency: Positive = _field("Fetching", 32, "files that are fetched at once")
 
     lease_seconds: Seconds = _field("Leases", 60.0, "life of a lease when the caller names none")
     max_lease_seconds: Seconds = _field("Leases", 600.0, "longest life of a lease")
@@ -227,10 +268,10 @@ def load_settings(arguments: argparse.Namespace, environment: Mapping[str, str] 
     file: Path | None = arguments.config
     if file is not None:
         try:
-            table = tomllib.loads(file.read_text())
+            table = tomllib.loads(file.read_bytes().decode())
         except OSError as error:
             raise SetupError(f"cannot read the settings file {file}: {error.strerror}") from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SetupError(f"the settings file {file} is not TOML: {error}") from None
         for name, value in table.items():
             values[name], origins[name] = value, f"{name} in {file}"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import IO, Generic, TypeVar
 
 import zmq
-from epd.internal.v1.engine_pb2 import EngineCommand, EngineReport
-from epd.internal.v1.media_worker_pb2 import MediaCommand, MediaReport
 
 from encoder_svc.shared_memory import SharedMemory
+from epd.internal.v1.engine_pb2 import EngineCommand, EngineReport
+from epd.internal.v1.media_worker_pb2 import MediaCommand, MediaReport
 
 PATIENCE_MILLISECONDS = 90_000
 """After this a report does not come any more. Never reached by a test that passes."""
@@ -31,13 +33,19 @@ class Child(Generic[Report]):
         reports: the envelope of its reports.
         memory: descriptors that it inherits.
         environment: variables beside those of this process.
+        stderr: where its log goes. None: where that of this process does.
     """
 
     def __init__(
-        self, module: str, reports: type[Report], memory: list[SharedMemory], environment: Mapping[str, str] | None = None
+        self,
+        module: str,
+        reports: type[Report],
+        memory: list[SharedMemory],
+        environment: Mapping[str, str] | None = None,
+        stderr: IO[bytes] | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="link-")
-        self._reports = reports
+        self._reports: type[Report] = reports
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._socket.linger = 0
@@ -46,7 +54,8 @@ class Child(Generic[Report]):
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, address],
             pass_fds=[block.descriptor for block in memory],
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
+            stderr=stderr,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}),
         )
 
     def send(self, command: MediaCommand | EngineCommand, *files: bytes) -> None:
@@ -54,7 +63,8 @@ class Child(Generic[Report]):
 
     def receive(self) -> Report:
         assert self._socket.poll(PATIENCE_MILLISECONDS), "the child reports nothing"
-        return self._reports.FromString(self._socket.recv())
+        report: Report = self._reports.FromString(self._socket.recv())
+        return report
 
     def receive_kind(self, kind: str) -> Report:
         """The next report, which must be of this kind."""
@@ -76,10 +86,15 @@ class Child(Generic[Report]):
 
 @contextmanager
 def media_worker(
-    checkpoint: Path, arena: SharedMemory, *, max_image_pixels: int = 64_000_000, environment: Mapping[str, str] | None = None
+    checkpoint: Path,
+    arena: SharedMemory,
+    *,
+    max_image_pixels: int = 64_000_000,
+    environment: Mapping[str, str] | None = None,
+    stderr: IO[bytes] | None = None,
 ) -> Iterator[Child[MediaReport]]:
     """A media worker that is configured and ready."""
-    child = Child("encoder_svc.media.worker", MediaReport, [arena], environment)
+    child = Child("encoder_svc.media.worker", MediaReport, [arena], environment, stderr)
     try:
         child.receive_kind("hello")
         command = MediaCommand()
@@ -134,3 +149,29 @@ def engine(
         yield child, report
     finally:
         child.close()
+
+
+@contextmanager
+def held(child: Child[Report]) -> Iterator[None]:
+    """The child is stopped by the kernel (SIGSTOP), in whatever it is doing, until the block ends.
+
+    So a test holds a decode or a forward by an event, not by the clock, and without a hook in the code that is tested.
+    """
+    os.kill(child.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.process.pid, os.WSTOPPED)
+    try:
+        yield
+    finally:
+        os.kill(child.process.pid, signal.SIGCONT)
+
+
+def await_death(pid: int) -> None:
+    """Waits until a process has ended, whose parent need not be this process."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], PATIENCE_MILLISECONDS / 1000)[0], f"process {pid} lives on"
+    finally:
+        os.close(descriptor)

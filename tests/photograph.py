@@ -10,7 +10,8 @@ from skimage import data
 
 def photo(width: int = 256, height: int = 192, *, quality: int = 90) -> bytes:
     """A real photograph as a JPEG file of the given size in pixels."""
-    image = Image.fromarray(data.astronaut()).resize((width, height), Image.Resampling.BICUBIC)
+    whole = Image.fromarray(data.astronaut())
+    image = whole.resize((width, height), Image.Resampling.BICUBIC)
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
     return file.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ import psutil
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 
-START_SECONDS = 60.0
+START_SECONDS = 150.0
 STOP_SECONDS = 30.0
+_LISTENING = re.compile(r"listening on (\S+)")
 _READY = re.compile(r"encoder-svc ready target=(\S+)")
 
 
@@ -43,6 +46,7 @@ class ServerProcess:
         arguments = [part for name, value in values.items() for part in _option(name, value)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 # closed in close()
         self._lines: list[str] = []
+        self._listening = threading.Event()
         self._ready = threading.Event()
         self.target = ""
         self.process = psutil.Popen(
@@ -54,12 +58,13 @@ class ServerProcess:
         self._reader.start()
         self._family: set[psutil.Process] = set()
 
-    def wait_ready(self, seconds: float = START_SECONDS) -> ServerProcess:
-        """Waits until the server says that it is ready; fails with its log if it ends or does not."""
-        if not self._ready.wait(seconds) or not self.target:
-            raise AssertionError(f"the server is not ready; it said:\n{self.stdout}\n{self.stderr}")
-        self.children()
-        return self
+    def wait_listening(self) -> ServerProcess:
+        """Waits until calls are answered, if only by NOT_READY."""
+        return self._wait(self._listening)
+
+    def wait_ready(self) -> ServerProcess:
+        """Waits until requests are taken."""
+        return self._wait(self._ready)
 
     @property
     def stdout(self) -> str:
@@ -86,6 +91,16 @@ class ServerProcess:
         """Its media worker process."""
         return self._child("encoder_svc.media.worker")
 
+    @contextlib.contextmanager
+    def held(self, child: psutil.Process) -> Iterator[None]:
+        """Holds a child where it is, until the block ends: whatever it does takes as long as the test wants."""
+        child.suspend()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.resume()
+
     def channel(self) -> grpc.aio.Channel:
         """A new channel to it."""
         return grpc.aio.insecure_channel(self.target)
@@ -98,7 +113,7 @@ class ServerProcess:
             return info
 
     def stop(self, how: signal.Signals = signal.SIGTERM, seconds: float = STOP_SECONDS) -> int:
-        """Ends it, and waits until it and its children are gone.
+        """Ends it unless it has ended, and waits until it and its children are gone.
 
         Returns:
             Its exit code.
@@ -123,12 +138,17 @@ class ServerProcess:
     def close(self) -> None:
         """Ends it however it is, and closes what this object holds."""
         try:
-            if self.process.poll() is None:
-                self.stop()
+            self.stop()
         finally:
             self._reader.join()
             self.process.stdout.close()
             self._errors.close()
+
+    def _wait(self, event: threading.Event) -> ServerProcess:
+        if not event.wait(START_SECONDS) or self.process.poll() is not None:
+            raise AssertionError(f"the server does not serve; it said:\n{self.stdout}\n{self.stderr}")
+        self.children()
+        return self
 
     def _child(self, module: str) -> psutil.Process:
         for child in self.children():
@@ -142,10 +162,12 @@ class ServerProcess:
     def _read(self) -> None:
         for line in self.process.stdout:
             self._lines.append(line)
-            found = _READY.match(line)
-            if found:
+            if found := _LISTENING.match(line):
                 self.target = found[1]
+                self._listening.set()
+            elif _READY.match(line):
                 self._ready.set()
+        self._listening.set()
         self._ready.set()
 
 

@@ -63,7 +63,7 @@ WALLS = {
         "encoder_svc.runtime", "encoder_svc.transports", "encoder_svc.engine", "encoder_svc.media", "mooncake", *GRPC,
     ),
     "encoder_svc/transports": ("encoder_svc.runtime", "encoder_svc.models", "encoder_svc.media", *GRPC, *TENSORS),
-    "encoder_svc/telemetry": ("encoder_svc.runtime", *GRPC, *TENSORS),
+    "encoder_svc/telemetry": (*GRPC, *TENSORS),
     "clients/python/encoder_client": ("encoder_svc",),
     "clients/python/epd": ("encoder_svc", "encoder_client"),
 }  # fmt: skip

@@ -110,7 +110,7 @@ def test_f45_the_readme_runs(tmp_path: Path) -> None:
         "epd.encoder.v1.EncoderService",
         "rpc Encode (",
         '"status": "SERVING"',
-        '"modelType": "qwen2_5_vl"',
+        '"model_type": "qwen2_5_vl"',
         '"state": "CHUNK_STATE_LAYOUT"',
         '"state": "CHUNK_STATE_READY"',
         '"complete"',

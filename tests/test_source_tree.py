@@ -50,7 +50,13 @@ def unsafe(source: str) -> list[str]:
 def test_f17_nothing_reads_bytes_by_running_them() -> None:
     sources = list(files("*.py"))
     assert len(sources) > 20
-    assert {str(path.relative_to(ROOT)): found for path in sources if (found := unsafe(path.read_text()))} == {}
+    # A test may run the code that our own pages show.
+    assert [
+        f"{path.relative_to(ROOT)}:{place}"
+        for path in sources
+        for place in unsafe(path.read_text())
+        if not (path.is_relative_to(ROOT / "tests") and place.endswith(": exec"))
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -77,9 +83,47 @@ def test_f17_safe_reads_are_not_taken_for_unsafe(source: str) -> None:
     assert not unsafe(source)
 
 
+# What opens connections, or writes through one. The service listens and is read from; its links are ipc sockets.
+CONNECTING_MODULES = {"requests", "httpx", "aiohttp", "http", "urllib.request", "urllib3", "ftplib", "smtplib"}
+CONNECTING_CALLS = {
+    "create_connection",
+    "open_connection",
+    "insecure_channel",
+    "secure_channel",
+    "transfer_sync_write",
+    "transfer_submit_write",
+    "batch_transfer_sync_write",
+    "batch_transfer_async_write",
+}
+
+
+def connecting(source: str) -> list[str]:
+    """What ``source`` names that could open a connection, or write into a peer's memory."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & CONNECTING_MODULES
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module)} & CONNECTING_MODULES | {alias.name for alias in node.names} & CONNECTING_CALLS
+        elif isinstance(node, ast.Attribute):
+            found |= {node.attr} & CONNECTING_CALLS
+    return sorted(found)
+
+
+def test_f18_only_the_guarded_fetcher_can_connect() -> None:
+    sources = [path for path in files("*.py") if path.relative_to(ROOT).parts[0] == "encoder_svc"]
+    assert sources
+    assert {path.name for path in sources if connecting(path.read_text())} <= {"http_download.py"}
+
+
+def test_f18_a_connection_is_found() -> None:
+    assert connecting("import grpc.aio\ngrpc.aio.insecure_channel(chunk.address)") == ["insecure_channel"]
+    assert connecting("from urllib.request import urlopen") == ["urllib.request"]
+
+
 # Written in two halves, so that this file passes its own test.
 REGISTRIES = ["pypi" + ".org", "pythonhosted" + ".org", "npmjs" + ".org", "debian" + ".org", "pytorch" + ".org"]
-MACHINE_PATH = re.compile(r"(?<![\w.~*-])/(?:root|home/\w+|Users/\w+|work)(?:/|\b)")
+MACHINE_PATH = re.compile(r"(?<![\w.~*-])/(?:root|home/\w+|Users/\w+|work)/")
 
 
 def texts() -> Iterator[tuple[str, str]]:

@@ -20,8 +20,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "models",
         help="list the model families that can be served",
-        description="Lists the model families that can be served. A checkpoint belongs to the family that model_type in "
-        "its config.json names.",
+        description="Lists the model families that can be served. A checkpoint belongs to the family that model_type "
+        "in its config.json names.",
     )
     parser.set_defaults(func=run)
 

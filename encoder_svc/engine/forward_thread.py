@@ -77,11 +77,15 @@ class ForwardThread(threading.Thread):
     def _load_and_run(self) -> None:
         # Heavy imports happen here: by now the process has said hello and its environment is set.
         from encoder_svc.engine.loading import load_engine
+        from encoder_svc.engine.serving import serve_arena
 
-        if self._configuration.device == "cpu":
+        asked = self._configuration
+        # Before the thread gets nicer: the threads of Mooncake, which serve readers during a forward, inherit that too.
+        service = serve_arena(self._arena, asked.mooncake if asked.HasField("mooncake") else None)
+        if asked.device == "cpu":
             # On Linux niceness belongs to a thread; the OpenMP workers that this one starts inherit it.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        engine = load_engine(self._configuration, self._input_arena, self._arena, self._tell_progress)
+        engine = load_engine(asked, self._input_arena, self._arena, service, self._tell_progress)
         self._report(EngineReport(ready=engine.ready))
         while True:
             batch = self._batches.get()

@@ -1,4 +1,4 @@
-"""From a configuration to an engine that takes batches: towers, arena, transports, and a first forward."""
+"""From a configuration to an engine that takes batches: device, towers, and a first forward."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import importlib.metadata
 import logging
 import secrets
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
 from encoder_svc import __version__
 from encoder_svc.engine.runner import Runner
+from encoder_svc.engine.serving import ArenaService
 from encoder_svc.engine.staging import make_staging
 from encoder_svc.errors import SetupError
 from encoder_svc.models.adapter import Adapter, Progress, Tower
 from encoder_svc.models.registry import open_adapter
 from encoder_svc.shared_memory import SharedMemory
-from encoder_svc.transports.mooncake import MooncakeServer, TransportUnavailableError, serve_by_mooncake
-from epd.encoder.v1.embedding_pb2 import Transport
-from epd.encoder.v1.encoder_service_pb2 import ModelInfo, TransportInfo
+from epd.encoder.v1.encoder_service_pb2 import ModelInfo
 from epd.internal.v1.engine_pb2 import ConfigureEngine, EngineReady
 
 log = logging.getLogger(__name__)
@@ -39,19 +39,22 @@ class LoadedEngine:
     runner: Runner
     ready: EngineReady
     """What the front is told."""
-    mooncake: MooncakeServer | None
-    """Held for the life of the process: the arena is served as long as it lives."""
 
 
 def load_engine(
-    configuration: ConfigureEngine, input_arena: SharedMemory, arena: SharedMemory, progress: Progress
+    configuration: ConfigureEngine,
+    input_arena: SharedMemory,
+    arena: SharedMemory,
+    service: ArenaService,
+    progress: Progress,
 ) -> LoadedEngine:
-    """Loads everything and runs a warm-up forward, in the thread that will run the batches.
+    """Loads the towers and runs a warm-up forward, in the thread that will run the batches.
 
     Args:
-        configuration: the model, the device and the transports.
+        configuration: the model and the device.
         input_arena: where the model's inputs will be.
         arena: where the slots will be.
+        service: how the arena is served.
         progress: told how far it is.
 
     Raises:
@@ -61,22 +64,21 @@ def load_engine(
     if configuration.threads:
         torch.set_num_threads(configuration.threads)
     adapter = open_adapter(Path(configuration.model), configuration.dtype)
+    _check_transformers()
     tower = adapter.load_tower(device, progress)
-    progress("registering the arena", 0.0)
     runner = Runner(tower, device, input_arena, arena, make_staging(device, arena))
-    transports, mooncake = _serve(configuration, arena)
     progress("warming up", 0.0)
     _warm_up(adapter, tower)
     versions = _versions()
     ready = EngineReady(
         boot_id=secrets.token_hex(16),
         model=_describe(Path(configuration.model).resolve().name, adapter, tower, versions),
-        transports=transports,
-        mooncake_session=mooncake.session if mooncake else "",
+        transports=service.transports,
+        mooncake_session=service.mooncake_session,
         arena_address=arena.address,
         versions=versions,
     )
-    return LoadedEngine(runner, ready, mooncake)
+    return LoadedEngine(runner, ready)
 
 
 def cache_namespace(compatibility_fingerprint: bytes, versions: dict[str, str]) -> bytes:
@@ -105,19 +107,15 @@ def _open_device(name: str) -> torch.device:
     return device
 
 
-def _serve(configuration: ConfigureEngine, arena: SharedMemory) -> tuple[list[TransportInfo], MooncakeServer | None]:
-    inline = TransportInfo(transport=Transport.TRANSPORT_INLINE, available=True)
-    if not configuration.HasField("mooncake"):
-        reason = "the server is set up without it; see the setting mooncake"
-        return [inline, TransportInfo(transport=Transport.TRANSPORT_MOONCAKE, reason=reason)], None
-    settings = configuration.mooncake
+def _check_transformers() -> None:
     try:
-        mooncake = serve_by_mooncake(arena, settings.host, settings.protocol, settings.devices)
-    except TransportUnavailableError as error:
-        log.warning("serving without Mooncake: %s", error)
-        return [inline, TransportInfo(transport=Transport.TRANSPORT_MOONCAKE, reason=str(error))], None
-    log.info("Mooncake serves the arena at %s by %s", mooncake.session, settings.protocol)
-    return [TransportInfo(transport=Transport.TRANSPORT_MOONCAKE, available=True), inline], mooncake
+        import_module("transformers.modeling_utils")
+    except Exception as error:  # a torchvision that does not fit raises whatever it likes, anywhere in here
+        log.error("transformers cannot be imported", exc_info=error)  # noqa: TRY400 (the next line raises another)
+        raise SetupError(
+            "transformers cannot be imported; `encoder-svc doctor` tells why and what to do (often it is a torchvision "
+            "that does not belong to this torch: `pip uninstall torchvision`)"
+        ) from error
 
 
 @torch.inference_mode()

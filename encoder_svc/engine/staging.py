@@ -49,7 +49,7 @@ class CudaStaging:
     """
 
     def __init__(self, device: torch.device, arena: SharedMemory) -> None:
-        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        cudart = torch.cuda.cudart()
         with torch.cuda.device(device):
             code = int(cudart.cudaHostRegister(arena.address, arena.size, 0))
         if code != 0:
@@ -58,7 +58,7 @@ class CudaStaging:
                 "limit of locked memory (ulimit -l)"
             )
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)
 
     def copy(self, rows: Sequence[torch.Tensor], slots: Sequence[torch.Tensor]) -> None:
         """Copies behind the forward, and waits for an event behind the copies."""
@@ -68,7 +68,7 @@ class CudaStaging:
                 # The allocator must not hand the memory of `source` out again before this stream has read it.
                 source.record_stream(self._stream)
                 slot.copy_(source, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done = torch.cuda.Event()
             done.record(self._stream)
         done.synchronize()
 

@@ -140,6 +140,10 @@ class ImageProbe:
         return torch.from_numpy(pixels)
 
     def _orientation(self) -> int:
+        """The EXIF orientation that is still to be applied to the size of the header."""
+        if self._format == "TIFF":
+            # TiffImageFile turns itself, its size already now.
+            return 1
         if self._format == "PNG" and not _has_late_metadata(self._data):
             # PngImageFile.getexif decodes the whole image, in search of metadata behind the pixels.
             exif = Image.Image.getexif(self._image)

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
 from epd.encoder.v1.media_pb2 import ImageDetail, ImageOptions
@@ -43,7 +43,7 @@ class ImagePreprocessing(BaseModel):
     """Frames in a patch. A still image is repeated so many times."""
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     """Of each channel, on the scale after rescaling."""
-    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    image_std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.26862954, 0.26130258, 0.27577711)
     rescale_factor: float = Field(default=1 / 255, gt=0)
     do_resize: bool = True
     do_rescale: bool = True

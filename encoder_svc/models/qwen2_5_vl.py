@@ -70,8 +70,6 @@ class Qwen25VLAdapter:
         self._checkpoint = checkpoint
         self._torch_dtype = dtype
         self._dtype_name = str(dtype).removeprefix("torch.")
-        if self._dtype_name not in DATA_TYPES:
-            raise SetupError(f"dtype {self._dtype_name} is not one of {', '.join(DATA_TYPES)}")
         self.dtype: DataType = DATA_TYPES[self._dtype_name]
         self._vision = _read_vision_config(checkpoint)
         self._preprocessing = read_image_preprocessing(checkpoint.preprocessor)

@@ -13,7 +13,6 @@ import torch
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel, apply_rotary_pos_emb_vision
 
-from encoder_svc.errors import SetupError
 from encoder_svc.models.adapter import Progress, TowerInput
 from encoder_svc.models.checkpoint import Checkpoint
 from encoder_svc.models.image_patches import ImagePreprocessing
@@ -21,7 +20,7 @@ from encoder_svc.models.packing import Grid, SegmentGroup, pack
 from encoder_svc.models.patch_embedding import PatchEmbedding
 from encoder_svc.models.registry import FAMILIES
 from encoder_svc.models.segment_attention import attend
-from encoder_svc.models.weights import build_towers, fingerprint, read_towers
+from encoder_svc.models.weights import build_towers, fingerprint, read_config, read_towers
 from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 
 PREPROCESSING_VERSION = 1
@@ -86,13 +85,7 @@ def load_tower(
     Raises:
         SetupError: config or weights are wrong; the message says what to change.
     """
-    try:
-        config = Qwen2_5_VLConfig.from_dict(checkpoint.config)
-    except (TypeError, ValueError, KeyError, AttributeError):
-        raise SetupError(
-            f"transformers cannot read config.json of {checkpoint.path} as Qwen2.5-VL; a field has a wrong type or "
-            "value"
-        ) from None
+    config = read_config(Qwen2_5_VLConfig, checkpoint)
     weights = read_towers(checkpoint, FAMILIES["qwen2_5_vl"].prefixes, dtype, progress)
     visual = build_towers(Qwen2_5_VLModel, config, weights, dtype).visual
     patch_embedding = PatchEmbedding(visual.patch_embed.proj.weight, preprocessing)

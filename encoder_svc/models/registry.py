@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from encoder_svc.errors import SetupError
-from encoder_svc.models.checkpoint import Checkpoint, open_checkpoint
+from encoder_svc.models.checkpoint import PREPROCESSOR_CONFIG, Checkpoint, open_checkpoint
+from encoder_svc.models.dtypes import DATA_TYPES
 from epd.encoder.v1.media_pb2 import Modality
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Family:
     """``module:name`` of the :data:`~encoder_svc.models.adapter.AdapterFactory`, imported when it is needed."""
     verified: str
     """What was compared with the reference, in a few words."""
+    needs_preprocessor: bool = True
+    """The folder must hold ``preprocessor_config.json``: transformers' defaults are not those of every checkpoint."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -91,8 +94,7 @@ def check_servable(path: Path) -> CheckpointSummary:
     Raises:
         SetupError: it cannot be served; the message says what to change.
     """
-    checkpoint = open_checkpoint(path)
-    family = find_family(checkpoint)
+    checkpoint, family = _open(path)
     checkpoint.stored(family.prefixes)
     return CheckpointSummary(checkpoint.name, family.model_type, checkpoint.dtype)
 
@@ -105,11 +107,23 @@ def open_adapter(path: Path, dtype: str) -> Adapter:
         dtype: ``float32``, ``bfloat16`` or ``float16`` (:func:`~encoder_svc.models.dtypes.resolve_dtype`).
 
     Raises:
-        SetupError: the checkpoint cannot be served.
+        SetupError: the checkpoint cannot be served, or there is no such dtype.
     """
     import torch
 
-    family = find_family(open_checkpoint(path))
+    if dtype not in DATA_TYPES:
+        raise SetupError(f"dtype {dtype!r} is none of {', '.join(DATA_TYPES)}")
+    _, family = _open(path)
     module, _, name = family.adapter.partition(":")
     factory: AdapterFactory = getattr(importlib.import_module(module), name)
     return factory(path, getattr(torch, dtype))
+
+
+def _open(path: Path) -> tuple[Checkpoint, Family]:
+    checkpoint = open_checkpoint(path)
+    family = find_family(checkpoint)
+    if family.needs_preprocessor and not checkpoint.preprocessor:
+        raise SetupError(
+            f"{path} has no {PREPROCESSOR_CONFIG}, which says how {family.model_type} prepares media; download it too"
+        )
+    return checkpoint, family

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 import xxhash
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from transformers.utils import logging as transformers_logging
 
 from encoder_svc.errors import SetupError
 from encoder_svc.models.adapter import Progress
@@ -107,13 +109,30 @@ def read_towers(
 
 def _identify(name: str, tensor: torch.Tensor) -> TowerTensor:
     stored = tensor.contiguous().reshape(-1).view(torch.uint8)
+    buffer: Any = stored.numpy()
     return TowerTensor(
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
-        digest=xxhash.xxh3_128_hexdigest(memoryview(stored.numpy())),
+        digest=xxhash.xxh3_128_hexdigest(buffer),
         nbytes=stored.numel(),
     )
+
+
+def read_config(config_class: type[Any], checkpoint: Checkpoint) -> Any:
+    """The config of a checkpoint as transformers reads it.
+
+    Raises:
+        SetupError: transformers refuses it.
+    """
+    try:
+        return config_class.from_dict(checkpoint.config)
+    except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError):
+        log.debug("transformers refuses the config", exc_info=True)
+        raise SetupError(
+            f"transformers cannot read config.json of {checkpoint.path} as {checkpoint.model_type}: a field has a "
+            "wrong type or value; --log-level debug tells which"
+        ) from None
 
 
 def build_towers(
@@ -142,14 +161,21 @@ def build_towers(
         SetupError: a weight is missing, has no place in the model, or has the wrong shape.
     """
     config.tie_word_embeddings = False
-    model, report = _without_language_model(base_class, language_model).from_pretrained(
-        None,
-        config=config,
-        state_dict=weights.state,
-        dtype=dtype,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
+    shows_progress = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model, report = _without_language_model(base_class, language_model).from_pretrained(
+            None,
+            config=config,
+            state_dict=weights.state,
+            dtype=dtype,
+            output_loading_info=True,
+            # Wrong shapes come back in the report, so that the message is ours.
+            ignore_mismatched_sizes=True,
+        )
+    finally:
+        if shows_progress:
+            transformers_logging.enable_progress_bar()
     _check(report)
     language = [name for name, _ in model.named_parameters() if name.startswith(language_model + ".")]
     missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]

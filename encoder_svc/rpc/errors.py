@@ -26,7 +26,7 @@ from encoder_svc.telemetry.metrics import Metrics
 DOMAIN = "encoder-svc"
 """The ``domain`` of every ``google.rpc.ErrorInfo``."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ ERROR_TABLE = MappingProxyType({
     # Not DEADLINE_EXCEEDED, which would look like the caller's own deadline.
     Reason.MEDIA_TIMEOUT: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED),
     Reason.MEDIA_WORKER_LOST: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
+    Reason.URI_FORBIDDEN: ErrorRow(grpc.StatusCode.PERMISSION_DENIED),
+    Reason.FETCH_REFUSED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
+    Reason.FETCH_FAILED: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
+    Reason.FETCH_TIMEOUT: ErrorRow(grpc.StatusCode.DEADLINE_EXCEEDED),
+    Reason.FETCH_TOO_LARGE: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
     Reason.ADMISSION_FULL: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=0.5),
     Reason.SPACE_TIMEOUT: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=1.0),
     Reason.PROMPT_TOO_LARGE: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
@@ -153,7 +158,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
                     # The caller left while a message was being written: there is nobody to tell.
                     code = grpc.StatusCode.CANCELLED
                     raise asyncio.CancelledError from None
-                _log.exception("unexpected error in %s", method)
+                logger.exception("unexpected error in %s", method)
                 status = to_status(ServiceError(Reason.INTERNAL, "a fault of the server; its log says more"))
             else:
                 code = grpc.StatusCode.OK

@@ -42,7 +42,7 @@ class RpcServer:
     Example::
 
         server = RpcServer(settings, metrics)
-        async with Front(settings, grpc_target=server.target) as front:
+        async with Front(settings, Serving(server.target, ...), metrics, lag.worst) as front:
             await server.start(front)
             ...
             await server.stop(grace=1.0)

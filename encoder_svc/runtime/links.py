@@ -80,5 +80,10 @@ class Link:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._receive(frames[0])
+            try:
+                self._receive(frames[0])
+            except BaseException:
+                # The loop tells it. No new notice comes of the messages behind this one, so they get their turn here.
+                self._schedule()
+                raise
         self._schedule()

@@ -93,10 +93,14 @@ class Supervisor:
         pause = self._pause_seconds
         while True:
             self._succeeded.clear()
-            status = await self._live()
+            try:
+                end = _tell(await self._live())
+            except (OSError, zmq.ZMQError) as error:
+                # The machine is out of processes, descriptors or memory, perhaps only for a moment.
+                end = f"{error.strerror}, before it ran"
             if self._succeeded.is_set():
                 pause = self._pause_seconds
-            logger.warning("%s ended with %s; it starts again in %.1f s", self._program.name, _tell(status), pause)
+            logger.warning("%s ended with %s; it starts again in %.1f s", self._program.name, end, pause)
             self._owner.lost()
             self.restarts += 1
             await asyncio.sleep(pause)
@@ -105,13 +109,13 @@ class Supervisor:
     async def _live(self) -> int:
         """One life, from start to death. Returns its exit status."""
         link = self._link = Link(self._context, self._folder, self._owner.received)
-        # Popen from this, the main thread: the child asks to be killed when the thread that made it ends.
-        process = self._process = subprocess.Popen(  # noqa: ASYNC220 # returns at once: vfork
-            [sys.executable, "-m", self._program.module, link.address],
-            stdin=subprocess.DEVNULL,
-            pass_fds=self._program.descriptors,
-        )
         try:
+            # Popen from this, the main thread: the child asks to be killed when the thread that made it ends.
+            process = self._process = subprocess.Popen(  # noqa: ASYNC220 # returns at once: vfork
+                [sys.executable, "-m", self._program.module, link.address],
+                stdin=subprocess.DEVNULL,
+                pass_fds=self._program.descriptors,
+            )
             with _Exit(process) as exit_:
                 try:
                     async with asyncio.timeout(self._program.start_seconds):
@@ -123,9 +127,9 @@ class Supervisor:
                     process.kill()
                 return await exit_.future
         finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
             link.close()
             self._link = self._process = None
 
@@ -170,4 +174,9 @@ class _Exit:
 
 
 def _tell(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else f"status {status}"
+    if status >= 0:
+        return f"status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:  # Most real-time signals have no name.
+        return f"signal {-status}"

@@ -24,5 +24,6 @@ def configure_logging(level: str, process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Pillow tells every PNG chunk at DEBUG; nobody looks for that in a server's log.
-    logging.getLogger("PIL").setLevel(logging.INFO)
+    # Pillow tells every PNG chunk at DEBUG, and gRPC every call; nobody looks for that in a server's log.
+    for chatty in ("PIL", "grpc"):
+        logging.getLogger(chatty).setLevel(logging.INFO)

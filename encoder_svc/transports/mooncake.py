@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from encoder_svc.shared_memory import SharedMemory
 
 log = logging.getLogger(__name__)
 
+_RDMA_DEVICES = Path("/sys/class/infiniband")
+_LOG_LEVEL = "MC_LOG_LEVEL"
+_QUIET = "ERROR"
 _STDERR = 2  # the descriptor that C++ code writes to, whatever sys.stderr is
 
 _METADATA = "P2PHANDSHAKE"  # peers ask each other; there is no metadata server
@@ -58,8 +63,8 @@ def load_mooncake() -> Any:
     Raises:
         TransportUnavailableError: it, or a library that it needs, is missing.
     """
-    # Read once, at import. Of its many lines at start only errors are news for an operator.
-    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    # Read once, at import.
+    os.environ.setdefault(_LOG_LEVEL, _QUIET)
     try:
         from mooncake.engine import TransferEngine
     except ModuleNotFoundError:
@@ -85,14 +90,12 @@ def serve_by_mooncake(arena: SharedMemory, host: str, protocol: str, devices: st
     Raises:
         TransportUnavailableError: Mooncake cannot be loaded or cannot start.
     """
+    _check_address(host, protocol, devices)
     engine = load_mooncake()()
     code, told = _initialize(engine, host, protocol, devices)
     if code != 0:
         log.error("Mooncake ends with %d and tells:\n%s", code, told)
-        raise TransportUnavailableError(
-            f"Mooncake cannot start on {host} by {protocol}; check mooncake_host"
-            + (", mooncake_devices and the RDMA driver (`ibv_devices` lists devices)" if protocol == "rdma" else "")
-        )
+        raise TransportUnavailableError(f"Mooncake cannot start on {host} by {protocol}; the server's log says why")
     if engine.register_memory(arena.address, arena.size) != 0:
         raise TransportUnavailableError(
             f"Mooncake cannot register the arena of {arena.size} bytes"
@@ -101,11 +104,36 @@ def serve_by_mooncake(arena: SharedMemory, host: str, protocol: str, devices: st
     return MooncakeServer(f"{host}:{engine.get_rpc_port()}", arena.address, engine)
 
 
+def _check_address(host: str, protocol: str, devices: str) -> None:
+    """Mooncake starts on any name, and takes TCP where it finds no RDMA device, without a word."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        raise TransportUnavailableError(
+            f"the host name {host!r} cannot be resolved; set mooncake_host to an address that peers reach this host by"
+        ) from None
+    if protocol != "rdma":
+        return
+    found = sorted(path.name for path in _RDMA_DEVICES.glob("*"))
+    if not found:
+        raise TransportUnavailableError(
+            "this host has no RDMA device (`ibv_devices` lists them); set mooncake_protocol=tcp"
+        )
+    missing = sorted({name.strip() for name in devices.split(",") if name.strip()} - set(found))
+    if missing:
+        raise TransportUnavailableError(
+            f"this host has no RDMA device {', '.join(missing)}; set mooncake_devices to some of: {', '.join(found)}"
+        )
+
+
 def _initialize(engine: Any, host: str, protocol: str, devices: str) -> tuple[int, str]:
     """Starts an engine of Mooncake; returns its code and what it wrote to stderr.
 
-    That is held back, because even a good start writes that it is an error to have no segments yet.
+    That is held back, because even a good start writes that it is an error to have no segments yet. It is not where the
+    operator has set a log level.
     """
+    if os.environ.get(_LOG_LEVEL) != _QUIET:
+        return engine.initialize(host, _METADATA, protocol, devices), ""
     held, kept = os.memfd_create("mooncake-stderr", os.MFD_CLOEXEC), os.dup(_STDERR)
     os.dup2(held, _STDERR)
     try:

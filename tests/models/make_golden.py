@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 # Torchvision's Python half registers functions for these; its compiled half, which does not load here, defines them.
-_operators: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+_operators: Any = torch.library.Library("torchvision", "DEF")
 _operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 _operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
@@ -38,8 +38,12 @@ def _digest(values: torch.Tensor) -> str:
 
 def golden(picture: Picture) -> dict[str, Any]:
     """Grid, and SHA-256 of pixels, of one picture."""
-    bounds = {"min_pixels": picture.min_pixels, "max_pixels": picture.max_pixels}
-    processor = Qwen2VLImageProcessor(**{name: value for name, value in bounds.items() if value})
+    processor = Qwen2VLImageProcessor(
+        size={
+            "shortest_edge": picture.min_pixels or Qwen2VLImageProcessor.size["shortest_edge"],
+            "longest_edge": picture.max_pixels or Qwen2VLImageProcessor.size["longest_edge"],
+        }
+    )
     image = Image.fromarray(picture.pixels().numpy())
     normalised = processor(images=[image], return_tensors="pt")
     plain = processor(images=[image], do_rescale=False, do_normalize=False, return_tensors="pt")

@@ -20,6 +20,7 @@ from encoder_svc.telemetry.metrics import Metrics
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
+from tests.rpc.calls import END_OF_STREAM, events_of
 from tests.rpc.scripted_runtime import ScriptedRuntime
 from tests.rpc.statuses import reason_of, retry_of, status_of
 from tests.waiting import eventually
@@ -41,12 +42,6 @@ class Service:
         """How many calls of a method ended so."""
         labels = {"method": method, "code": code}
         return self.metrics.registry.get_sample_value("encoder_svc_requests_total", labels) or 0.0
-
-
-async def drain(call: Any) -> None:
-    """Reads a stream to its end."""
-    while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined] # not in the stubs
-        pass
 
 
 @pytest.fixture
@@ -73,7 +68,7 @@ async def test_events_that_are_ready_together_travel_together(service: Service) 
     assert reason_of(events[1].part_failed) == "ENGINE_LOST"
     assert retry_of(events[1].part_failed) == 1.0
     assert events[2].complete.total.ToMilliseconds() == 1500
-    assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined] # not in the stubs
+    assert await call.read() is END_OF_STREAM
     assert await call.code() is grpc.StatusCode.OK
     await service.runtime.call.abandoned.wait()
 
@@ -89,7 +84,7 @@ async def test_f27_leaving_the_call_abandons_the_request(service: Service) -> No
 async def test_the_callers_deadline_reaches_the_runtime_and_ends_the_call(service: Service) -> None:
     call = service.stub.Encode(REQUEST, timeout=0.5)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await drain(call)
+        await events_of(call)
     assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     deadline = service.runtime.commands[0].deadline
     assert deadline is not None

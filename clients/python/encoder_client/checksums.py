@@ -24,7 +24,7 @@ def checksum_function(algorithm: ChecksumAlgorithm) -> Callable[[memoryview], in
         return xxhash.xxh3_64_intdigest
     if algorithm == ChecksumAlgorithm.CHECKSUM_ALGORITHM_CRC32C:
         try:
-            import crc32c  # type: ignore[import-not-found]
+            import crc32c
         except ImportError:
             raise ChunkError("checksum", "it is a CRC-32C; install the package crc32c to read such chunks") from None
         function: Callable[[memoryview], int] = crc32c.crc32c

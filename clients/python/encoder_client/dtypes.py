@@ -55,7 +55,7 @@ def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
     if dtype != DataType.DATA_TYPE_BFLOAT16:
         return _NUMPY[dtype]
     try:
-        import ml_dtypes  # type: ignore[import-not-found]
+        import ml_dtypes
     except ImportError:
         return np.dtype("<u2")
     found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)

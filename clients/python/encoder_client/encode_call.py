@@ -186,7 +186,9 @@ class EncodeCall:
         for task in reads.values():
             task.cancel()
         await asyncio.gather(*reads.values(), return_exceptions=True)
-        await self._client.abandon([chunk for part, chunk in self._ready.items() if part not in reads])
+        unread = [chunk for part, chunk in self._ready.items() if part not in reads]
+        reads.clear()  # a traceback must not keep the memory of what was read
+        await self._client.abandon(unread)
 
     def _raise_for_ended(self) -> None:
         for error in self._ended.values():

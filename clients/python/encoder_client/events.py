@@ -30,12 +30,18 @@ class Layout:
 
     chunk: EmbeddingChunk
 
+    def __repr__(self) -> str:
+        return _shown("Layout", self.chunk)
+
 
 @dataclass(frozen=True)
 class Ready:
     """A part's embedding can be read. Terminal."""
 
     chunk: EmbeddingChunk
+
+    def __repr__(self) -> str:
+        return _shown("Ready", self.chunk)
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,13 @@ class Complete:
 
 
 Event = Accepted | Layout | Ready | PartFailed | PartCancelled | Complete
+
+
+def _shown(kind: str, chunk: EmbeddingChunk) -> str:
+    # A chunk's own text holds its leases and slot key, which are secrets and end up in logs.
+    return (
+        f"{kind}(part {chunk.part_idx} of prompt {chunk.prompt_id!r}: {chunk.token_count} rows, {chunk.nbytes} bytes)"
+    )
 
 
 def events_of(response: service.EncodeResponse) -> Iterator[Event]:

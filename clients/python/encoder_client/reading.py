@@ -92,7 +92,8 @@ class ChunkReader:
             except TransportError as error:
                 if isinstance(error, TransferStuckError):
                     slot = Slot.outside(chunk.nbytes)
-                logger.warning("%s did not deliver part %d: %s", reader.name, chunk.part_idx, error)
+                # The text, not the error: its traceback would keep the slot for as long as the log record lives.
+                logger.warning("%s did not deliver part %d: %s", reader.name, chunk.part_idx, str(error))
                 continue
             if checksum is None or checksum(slot.view[: chunk.nbytes]) == chunk.checksum.value:
                 outcome = ReadOutcome.READ_OUTCOME_CORRUPT if corrupt else ReadOutcome.READ_OUTCOME_OK

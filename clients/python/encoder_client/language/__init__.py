@@ -1,4 +1,4 @@
-"""The language half of a multimodal checkpoint, fed with embeddings that an encoder made. Needs the extra ``language``."""
+"""The language half of a multimodal checkpoint, fed with an encoder's embeddings. Needs the extra ``language``."""
 
 from __future__ import annotations
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from epd.encoder.v1.media_pb2 import Modality
-
 from encoder_client.errors import EncoderClientError
+from epd.encoder.v1.media_pb2 import Modality
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from typing import Any, Self
 
 import torch
 import transformers
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from torch import nn
-from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -24,6 +23,7 @@ from encoder_client.language.families import Family, family_of
 from encoder_client.language.generation import Generation
 from encoder_client.language.placeholders import ExpandedPrompt, expand, rows_of
 from encoder_client.language.weights import CheckpointError, WeightsRead, read_weights
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 logger = logging.getLogger("encoder_client")
 
@@ -34,8 +34,8 @@ Prompt = str | Sequence[Mapping[str, Any]]
 class LanguageOnlyModel:
     """Everything of a checkpoint but its towers; embeddings come from an encoder.
 
-    The towers' tensors are not read and no memory is allocated for them: :attr:`weights` is the log. One generation runs
-    at a time; others wait for it.
+    The towers' tensors are not read and no memory is allocated for them: :attr:`weights` is the log. One generation
+    runs at a time; others wait for it.
 
     Example:
         >>> model = LanguageOnlyModel.load(Path("Qwen2.5-VL-3B-Instruct"), dtype=torch.bfloat16)
@@ -212,7 +212,7 @@ class LanguageOnlyModel:
             "mm_token_type_ids": prompt.mm_token_type_ids.to(device),
             "mm_encoder_outputs": {
                 self._family.placeholders[modality].encoder_output: BaseModelOutputWithPooling(
-                    pooler_output=tuple(part.to(device) for part in parts)
+                    pooler_output=tuple(part.to(device) for part in parts)  # type: ignore[arg-type] # its models give one
                 )
                 for modality, parts in rows.items()
             },
@@ -235,11 +235,12 @@ def _without_towers(base: type[Any], family: Family) -> type[Any]:
                     raise EncoderClientError("transformers allocated a tower; this version is not supported")
                 self.set_submodule(path, nn.Module())
 
-    LanguageOnly.__name__ = base.__name__
+    # transformers renames a checkpoint's tensors by the class's name, and only for classes of its own modules.
+    LanguageOnly.__name__, LanguageOnly.__module__ = base.__name__, base.__module__
     return LanguageOnly
 
 
-class _TokenQueue(BaseStreamer):  # type: ignore[misc, no-untyped-call]
+class _TokenQueue(BaseStreamer):
     """Hands tokens on to another thread."""
 
     def __init__(self) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, PlaceholderValue
-from epd.encoder.v1.media_pb2 import Modality
 
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderClientError
 from encoder_client.language.families import Family, Placeholder
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, PlaceholderValue
+from epd.encoder.v1.media_pb2 import Modality
 
 
 class PlaceholderError(EncoderClientError):
@@ -145,7 +145,7 @@ def rows_of(
         rows = by_part[span.part_idx]
         if tuple(rows.shape) != (span.length, width):
             raise PlaceholderError(
-                f"part {span.part_idx} has shape {tuple(rows.shape)}, and its placeholders take ({span.length}, {width})"
+                f"part {span.part_idx} has shape {tuple(rows.shape)}, its placeholders take ({span.length}, {width})"
             )
         if rows.dtype != dtype:
             raise PlaceholderError(

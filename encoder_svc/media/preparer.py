@@ -1,0 +1,154 @@
+"""The loop of a media worker.
+
+For each ``Prepare``, in the order in which they come::
+
+    digest, header ──► Measured ──► decode ──► wait for InputGrant ──► write into the input arena ──► Prepared
+
+and exactly one answer: ``Prepared``, or ``PrepareFailed`` for a bad item (with the reason of the error table) and for
+one that the front dropped. Nothing that a codec or an adapter raises ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from encoder_svc.child import FrontLink
+from encoder_svc.errors import Reason, ServiceError
+from encoder_svc.media.item import open_media
+from encoder_svc.models.registry import open_adapter
+from encoder_svc.shared_memory import SharedMemory
+from encoder_svc.tensors import tensor_view
+from epd.encoder.v1.media_pb2 import MediaItem
+from epd.internal.v1.media_worker_pb2 import (
+    ConfigureMedia,
+    Measured,
+    MediaCommand,
+    MediaReport,
+    Prepared,
+    PrepareFailed,
+)
+
+DROPPED = "DROPPED"
+"""The reason that answers ``DropItem``."""
+
+log = logging.getLogger(__name__)
+
+
+class _DroppedError(Exception):
+    """The front does not want the item any more."""
+
+
+@dataclass
+class _Task:
+    """One ``Prepare`` that is not answered."""
+
+    part: int
+    item: MediaItem
+    files: list[bytes]
+    offset: int | None = None
+    """Where its input goes in the input arena. None: not granted."""
+    dropped: bool = False
+
+
+class Preparer:
+    """Prepares one item after another.
+
+    Args:
+        link: the link to the front.
+        configuration: the model and the limits.
+
+    Raises:
+        SetupError: the checkpoint cannot be served.
+    """
+
+    def __init__(self, link: FrontLink, configuration: ConfigureMedia) -> None:
+        torch.set_num_threads(max(1, configuration.threads))
+        self._link = link
+        self._max_image_pixels = configuration.max_image_pixels
+        self._adapter = open_adapter(Path(configuration.model), configuration.dtype)
+        self._arena = SharedMemory(configuration.input_arena_fd, configuration.input_arena_bytes)
+        self._tasks: deque[_Task] = deque()
+
+    def run(self) -> None:
+        """Answers one item after another, for the life of the process."""
+        while True:
+            self._take_commands(wait=not self._tasks)
+            if self._tasks:
+                task = self._tasks[0]
+                report = self._answer(task)
+                self._tasks.popleft()
+                self._link.send(report)
+
+    def _answer(self, task: _Task) -> MediaReport:
+        try:
+            nanoseconds = self._prepare(task)
+        except _DroppedError:
+            return _failure(task, DROPPED, "")
+        except ServiceError as error:
+            log.debug("part %d: %s: %s", task.part, error.reason, error.message, exc_info=True)
+            return _failure(task, error.reason, error.message)
+        except Exception:
+            log.exception("part %d: preparing failed", task.part)
+            return _failure(
+                task, Reason.INTERNAL, "the server failed to prepare the item; its log says why; try another file"
+            )
+        return MediaReport(prepared=Prepared(part=task.part, prepare_nanoseconds=nanoseconds))
+
+    def _prepare(self, task: _Task) -> int:
+        self._check_wanted(task)
+        started = time.monotonic_ns()
+        probe = open_media(task.item, task.files, self._max_image_pixels)
+        layout = self._adapter.measure(task.item, probe)
+        measured = Measured(part=task.part, layout=layout.chunk, input=layout.input)
+        self._link.send(MediaReport(measured=measured))
+        media = probe.decode()
+        nanoseconds = time.monotonic_ns() - started
+
+        self._check_wanted(task)
+        while task.offset is None:
+            self._take_commands(wait=True)
+            self._check_wanted(task)
+
+        started = time.monotonic_ns()
+        if task.offset + layout.input.nbytes > self._arena.size:
+            raise ValueError(f"the grant at {task.offset} ends outside the input arena of {self._arena.size} bytes")
+        out = [tensor_view(self._arena, task.offset, spec) for spec in layout.input.tensors]
+        self._adapter.prepare(task.item, media, layout, out)
+        return nanoseconds + time.monotonic_ns() - started
+
+    def _check_wanted(self, task: _Task) -> None:
+        self._take_commands(wait=False)
+        if task.dropped:
+            raise _DroppedError
+
+    def _take_commands(self, *, wait: bool) -> None:
+        """Takes all commands that are there; with ``wait``, at least one."""
+        while wait or self._link.pending():
+            wait = False
+            command, files = self._link.receive(MediaCommand)
+            match command.WhichOneof("command"):
+                case "prepare":
+                    self._tasks.append(_Task(command.prepare.part, command.prepare.item, files))
+                case "grant":
+                    for task in self._find(command.grant.part):
+                        task.offset = command.grant.offset
+                case "drop":
+                    for task in self._find(command.drop.part):
+                        task.dropped = True
+                        task.files.clear()
+                case other:
+                    raise ValueError(f"unexpected command {other}")
+
+    def _find(self, part: int) -> list[_Task]:
+        # None is found if the command crossed with the item's answer: then there is nothing to do.
+        return [task for task in self._tasks if task.part == part]
+
+
+def _failure(task: _Task, reason: str, message: str) -> MediaReport:
+    return MediaReport(failed=PrepareFailed(part=task.part, reason=reason, message=message))

@@ -1,0 +1,167 @@
+"""The runner by itself: how a batch is split when items fail, and what reaches the slots.
+
+The towers here are few lines long, so that any item can be made to raise, to exhaust memory, or to give NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from encoder_svc.engine.runner import Runner
+from encoder_svc.engine.staging import HostStaging
+from encoder_svc.errors import Reason, ServiceError
+from encoder_svc.models.adapter import TowerInput
+from encoder_svc.shared_memory import SharedMemory
+from encoder_svc.tensors import tensor_view
+from epd.encoder.v1.embedding_pb2 import DataType, TensorSpec
+from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
+from epd.encoder.v1.media_pb2 import Modality
+from epd.internal.v1.engine_pb2 import BatchItem
+from epd.internal.v1.media_worker_pb2 import ModelInput
+
+SOUND, RAISES, EXHAUSTS, REFUSES, NAN, INFINITE, SHORT = range(7)
+REASONS = {
+    SOUND: "",
+    RAISES: Reason.FORWARD_FAILED,
+    EXHAUSTS: Reason.OUT_OF_MEMORY,
+    REFUSES: Reason.MEDIA_UNSUPPORTED,
+    NAN: Reason.OUTPUT_NOT_FINITE,
+    INFINITE: Reason.OUTPUT_NOT_FINITE,
+    SHORT: Reason.FORWARD_FAILED,
+}
+HIDDEN, LEVELS = 6, 2
+
+
+class FragileTower:
+    """Gives for an item of n bytes n rows, each filled with its byte; the item's grid tells what it does instead."""
+
+    weights = WeightsInfo()
+    compatibility_fingerprint = bytes(32)
+
+    def __init__(self, width: int, dtype: torch.dtype = torch.float32, most: int = 1 << 30) -> None:
+        self._width, self._dtype, self._most = width, dtype, most
+        self.batches: list[int] = []
+
+    def encode(self, items: Sequence[TowerInput]) -> list[torch.Tensor]:
+        self.batches.append(len(items))
+        if len(items) > self._most:
+            raise torch.OutOfMemoryError
+        rows = []
+        for item in items:
+            fate = item.grid[0]
+            if fate == RAISES:
+                raise RuntimeError("a secret of the kernel")
+            if fate == EXHAUSTS:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            if fate == REFUSES:
+                raise ServiceError(Reason.MEDIA_UNSUPPORTED, "not this one")
+            found = item.tensors[0].to(self._dtype)[:, None].repeat(1, self._width)
+            found[:, -1] += torch.arange(len(found))
+            if fate == NAN:
+                found[-1, -1] = torch.nan
+            if fate == INFINITE:
+                found[0, 0] = -torch.inf
+            rows.append(found[:-1] if fate == SHORT else found)
+        return rows
+
+
+@pytest.fixture(scope="module")
+def arenas() -> Iterator[tuple[SharedMemory, SharedMemory]]:
+    pair = SharedMemory.create("input", 1 << 20), SharedMemory.create("arena", 1 << 20)
+    yield pair
+    for block in pair:
+        block.close()
+
+
+def item(input_arena: SharedMemory, part: int, rows: int, fate: int, width: int, dtype: DataType) -> BatchItem:
+    size = 4 if dtype == DataType.DATA_TYPE_FLOAT32 else 2
+    offset = part * 8192
+    input_arena.array(offset, rows)[:] = part + 1
+    hidden = width // (1 + LEVELS) if width % (1 + LEVELS) == 0 else width
+    return BatchItem(
+        part=part,
+        modality=Modality.MODALITY_IMAGE,
+        grid_dim=[fate],
+        input=ModelInput(
+            tensors=[TensorSpec(name="x", dtype=DataType.DATA_TYPE_UINT8, shape=[rows], strides=[1])], nbytes=rows
+        ),
+        input_offset=offset,
+        tensors=[
+            TensorSpec(
+                name="embedding" if column == 0 else f"deepstack_{column // hidden - 1}",
+                dtype=dtype,
+                shape=[rows, hidden],
+                strides=[width * size, size],
+                byte_offset=column * size,
+            )
+            for column in range(0, width, hidden)
+        ],
+        payload_offset=offset + 64,
+        nbytes=rows * width * size,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=st.lists(st.tuples(st.sampled_from(sorted(REASONS)), st.integers(2, 40)), min_size=1, max_size=17))
+def test_f05_f37_every_bad_item_fails_alone(
+    arenas: tuple[SharedMemory, SharedMemory], batch: list[tuple[int, int]]
+) -> None:
+    input_arena, arena = arenas
+    arena.view[:] = bytes(arena.size)
+    width = HIDDEN * (1 + LEVELS)
+    tower = FragileTower(width)
+    items = [
+        item(input_arena, part, rows, fate, width, DataType.DATA_TYPE_FLOAT32)
+        for part, (fate, rows) in enumerate(batch)
+    ]
+    outcome = Runner(tower, torch.device("cpu"), input_arena, arena, HostStaging()).run(items)
+    assert [result.part for result in outcome.results] == list(range(len(batch)))
+    for asked, result, (fate, rows) in zip(items, outcome.results, batch, strict=True):
+        assert result.reason == REASONS[fate]
+        payload = arena.array(asked.payload_offset, asked.nbytes)
+        if fate == SOUND:
+            assert result.checksum.value == xxhash.xxh3_64_intdigest(payload.tobytes())
+            for spec in asked.tensors[:-1]:
+                assert (tensor_view(arena, asked.payload_offset, spec) == asked.part + 1).all()
+            last = tensor_view(arena, asked.payload_offset, asked.tensors[-1])
+            assert torch.equal(last[:, -1], torch.arange(rows) + asked.part + 1.0)
+        else:
+            assert not result.HasField("checksum")
+            assert result.message
+            assert "secret" not in result.message
+            assert not payload.any(), "a failed item wrote its slot"
+
+
+def test_f03_a_batch_that_exhausts_memory_is_split_until_it_fits(arenas: tuple[SharedMemory, SharedMemory]) -> None:
+    tower = FragileTower(HIDDEN, most=2)
+    items = [item(arenas[0], part, 4, SOUND, HIDDEN, DataType.DATA_TYPE_FLOAT32) for part in range(8)]
+    outcome = Runner(tower, torch.device("cpu"), *arenas, HostStaging()).run(items)
+    assert not any(result.reason for result in outcome.results)
+    assert tower.batches == [8, 4, 2, 2, 4, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [(torch.bfloat16, DataType.DATA_TYPE_BFLOAT16), (torch.float16, DataType.DATA_TYPE_FLOAT16)],
+)
+@pytest.mark.parametrize("fate", [SOUND, NAN, INFINITE])
+def test_half_precision_is_written_and_checked(
+    arenas: tuple[SharedMemory, SharedMemory], dtype: torch.dtype, kind: DataType, fate: int
+) -> None:
+    asked = item(arenas[0], 3, 5, fate, HIDDEN, kind)
+    outcome = Runner(FragileTower(HIDDEN, dtype), torch.device("cpu"), *arenas, HostStaging()).run([asked])
+    assert outcome.results[0].reason == REASONS[fate]
+    if fate == SOUND:
+        assert (tensor_view(arenas[1], asked.payload_offset, asked.tensors[0])[:, 0] == 4).all()
+
+
+def test_f13_rows_of_another_dtype_than_the_layouts_are_not_written(arenas: tuple[SharedMemory, SharedMemory]) -> None:
+    asked = item(arenas[0], 0, 5, SOUND, HIDDEN, DataType.DATA_TYPE_FLOAT32)
+    runner = Runner(FragileTower(HIDDEN, torch.bfloat16), torch.device("cpu"), *arenas, HostStaging())
+    assert runner.run([asked]).results[0].reason == Reason.FORWARD_FAILED

@@ -1,0 +1,166 @@
+"""kill -9 of everything, one after another: the front answers throughout, each part ends once, nothing stays held."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import psutil
+import pytest
+
+from epd.encoder.v1 import encoder_service_pb2 as pb
+from tests.conftest import StartServer
+from tests.rpc.calls import (
+    PHOTO,
+    SECONDS,
+    calls_to,
+    encode,
+    events_of,
+    failures,
+    image,
+    is_idle,
+    kinds,
+    ready_chunks,
+    release,
+)
+from tests.rpc.statuses import reason_of, retry_of
+from tests.server_process import START_SECONDS, ServerProcess
+from tests.waiting import eventually
+
+RECEIVER = Path(__file__).with_name("receiver_process.py")
+
+
+@pytest.fixture
+async def stub(server: ServerProcess) -> AsyncIterator[Any]:
+    async with calls_to(server) as stub:
+        yield stub
+        await eventually(lambda: is_ready(server), START_SECONDS)
+        events = await encode(stub)
+        assert kinds(events) == ["accepted", "layout", "ready", "complete"]
+        await release(stub, *ready_chunks(events))
+    await eventually(lambda: is_idle(server))
+
+
+async def is_ready(server: ServerProcess) -> bool:
+    """The engine and the media worker take work."""
+    async with calls_to(server) as stub:
+        # A request that the media worker refuses on sight goes all the way but through the tower.
+        info = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=SECONDS)
+        if info.engines[0].state != pb.ENGINE_STATE_READY:
+            return False
+        try:
+            (failed,) = failures(await encode(stub, image(data=b"not an image")))
+        except grpc.aio.AioRpcError:
+            return False
+        return reason_of(failed) == "MEDIA_UNRECOGNIZED"
+
+
+async def answers_throughout(server: ServerProcess, done: asyncio.Event) -> int:
+    """Asks the front again and again until ``done``; returns how often it answered."""
+    answers = 0
+    async with calls_to(server) as stub:
+        while not done.is_set():
+            await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=SECONDS)
+            answers += 1
+    return answers
+
+
+async def ends_once(call: Any, parts: int) -> list[pb.Event]:
+    """Reads a call to its end; each of its parts has exactly one."""
+    events = await events_of(call)
+    assert "part_cancelled" not in kinds(events)
+    ends = [chunk.part_idx for chunk in ready_chunks(events)] + [failed.part_idx for failed in failures(events)]
+    assert sorted(ends) == list(range(parts))
+    assert kinds(events)[-1] == "complete"
+    return events
+
+
+async def test_f29_kill_of_the_media_worker_during_a_decode(stub: Any, server: ServerProcess) -> None:
+    done = asyncio.Event()
+    asking = asyncio.create_task(answers_throughout(server, done))
+    worker = server.media_worker()
+    with server.held(worker):
+        call = stub.Encode(pb.EncodeRequest(items=[image(i) for i in range(3)]), timeout=START_SECONDS)
+        await call.read()
+
+        async def one_is_preparing() -> bool:
+            return (await server.info()).load.parts["preparing"] > 0
+
+        await eventually(one_is_preparing)
+        worker.kill()
+    events = await ends_once(call, parts=3)
+    assert {reason_of(failed) for failed in failures(events)} == {"MEDIA_WORKER_LOST"}
+    assert retry_of(failures(events)[0]) == 1.0
+    await release(stub, *ready_chunks(events))
+    await eventually(lambda: is_ready(server), START_SECONDS)
+    done.set()
+    assert await asking > 0
+    assert (await server.info()).load.media_worker_restarts >= 1
+
+
+async def test_f29_kill_of_the_engine_during_a_forward(stub: Any, server: ServerProcess) -> None:
+    done = asyncio.Event()
+    asking = asyncio.create_task(answers_throughout(server, done))
+    leased = ready_chunks(await encode(stub))
+    engine = server.engine()
+    boot_id = (await server.info()).engines[0].boot_id
+    with server.held(engine):
+        call = stub.Encode(pb.EncodeRequest(items=[image(i) for i in range(3)]), timeout=START_SECONDS)
+        await call.read()
+
+        async def one_is_encoding() -> bool:
+            return (await server.info()).load.parts["encoding"] > 0
+
+        await eventually(one_is_encoding)
+        engine.kill()
+    events = await ends_once(call, parts=3)
+    assert {reason_of(failed) for failed in failures(events)} <= {"ENGINE_LOST"}
+    await release(stub, *ready_chunks(events))
+    # What it had given out before is gone with it.
+    assert await release(stub, *leased) == [pb.LEASE_STATE_REVOKED]
+    await eventually(lambda: is_ready(server), START_SECONDS)
+    done.set()
+    assert await asking > 0
+    engine_info = (await server.info()).engines[0]
+    assert (engine_info.restarts >= 1, engine_info.leased_bytes, engine_info.reserved_bytes) == (True, 0, 0)
+    assert engine_info.boot_id != boot_id
+
+
+async def test_f10_kill_of_the_receiver_during_a_read(stub: Any, server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "photo.jpg"
+    file.write_bytes(PHOTO)
+    receiver = psutil.Popen(
+        [sys.executable, RECEIVER, server.target, file], stdout=subprocess.PIPE, text=True,
+    )
+    try:
+        line = await asyncio.to_thread(receiver.stdout.readline)
+        assert line == "reading\n"
+        assert (await server.info()).engines[0].leased_bytes > 0
+    finally:
+        receiver.kill()
+        receiver.wait()
+        receiver.stdout.close()
+
+    async def nothing_is_leased() -> bool:
+        return (await server.info()).engines[0].leased_bytes == 0
+
+    await eventually(nothing_is_leased)
+
+
+async def test_kill_of_the_front_leaves_nothing(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server()
+    async with calls_to(server) as stub:
+        await encode(stub)
+    children = server.children()
+    assert len(children) == 2
+    # One of them cannot even run to notice.
+    with server.held(server.engine()):
+        # stop() fails if a child is alive a moment later.
+        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    assert not any(child.is_running() for child in children)

@@ -1,0 +1,63 @@
+"""The RPC loop is free while a decode or a forward is blocked: they are held by an event, not by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from epd.encoder.v1 import encoder_service_pb2 as pb
+from tests.rpc.calls import SECONDS, calls_to, encode, events_of, failures, image, kinds, ready_chunks, release
+from tests.rpc.statuses import reason_of
+from tests.server_process import ServerProcess
+from tests.waiting import eventually
+
+
+@pytest.mark.parametrize(("place", "state"), [("media worker", "preparing"), ("engine", "encoding")])
+async def test_f07_calls_are_answered_while_work_is_blocked(server: ServerProcess, place: str, state: str) -> None:
+    child = server.media_worker() if place == "media worker" else server.engine()
+    async with server.channel() as channel, calls_to(server) as stub:
+        health: Any = HealthStub(channel)
+        leased = ready_chunks(await encode(stub))
+        with server.held(child):
+            call = stub.Encode(pb.EncodeRequest(items=[image(i) for i in range(4)]), timeout=SECONDS)
+            await call.read()
+
+            async def one_is_blocked() -> bool:
+                return (await server.info()).load.parts[state] > 0
+
+            await eventually(one_is_blocked)
+            for _ in range(20):
+                info = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=SECONDS)
+                assert info.load.requests == 1
+                answer = await health.Check(HealthCheckRequest(), timeout=SECONDS)
+                assert answer.status == HealthCheckResponse.SERVING
+            # What needs neither a worker nor an engine goes on too.
+            assert await release(stub, *leased) == [pb.LEASE_STATE_HELD]
+            assert (await stub.Cancel(pb.CancelRequest(request_id="none"))).requests == 0
+            if place == "engine":
+                (failed,) = failures(await encode(stub, image(data=b"no image")))
+                assert reason_of(failed) == "MEDIA_UNRECOGNIZED"
+        events = await events_of(call)
+        assert kinds(events).count("ready") == 4
+        await release(stub, *ready_chunks(events))
+
+
+async def test_loop_lag_shows_that_the_loop_was_held(server: ServerProcess) -> None:
+    async def lag() -> float:
+        return (await server.info()).load.loop_lag.ToNanoseconds() / 1e9
+
+    async def is_calm() -> bool:
+        return await lag() < 0.2
+
+    await eventually(is_calm, 60)
+    server.process.suspend()
+    try:
+        # Not a wait for something to happen: the length of the hold is what is measured.
+        await asyncio.sleep(0.5)
+    finally:
+        server.process.resume()
+    assert 0.3 < await lag() < 5

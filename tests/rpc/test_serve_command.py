@@ -1,0 +1,166 @@
+"""``encoder-svc serve`` as a command: what it refuses to start with, what it prints, how it stops."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from encoder_svc.cli.device import resolve_device
+from encoder_svc.settings import Settings
+from epd.encoder.v1 import encoder_service_pb2 as pb
+from tests.conftest import StartServer
+from tests.rpc.calls import SECONDS, calls_to, encode, events_of, failures, image, kinds, ready_chunks, release
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def broken_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint, to be damaged."""
+    return Path(shutil.copytree(tiny_checkpoint, tmp_path / "broken"))
+
+
+def refusal(start_server: StartServer, **settings: object) -> str:
+    """What a server that cannot start says. It exits with 2, fast and without a traceback."""
+    server = start_server(wait=False, **settings)
+    assert server.process.wait(60) == 2
+    assert "Traceback" not in server.stderr
+    assert server.stderr.startswith("encoder-svc serve: ")
+    return server.stderr
+
+
+def test_an_unsupported_family_is_named(start_server: StartServer, broken_checkpoint: Path) -> None:
+    file = broken_checkpoint / "config.json"
+    config = json.loads(file.read_text()) | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    file.write_text(json.dumps(config))
+    said = refusal(start_server, model=broken_checkpoint)
+    assert "'llama'" in said
+    assert "qwen2_5_vl" in said
+
+
+def test_a_missing_shard_is_named(start_server: StartServer, broken_checkpoint: Path) -> None:
+    shard = min(broken_checkpoint.glob("*.safetensors"))
+    shard.unlink()
+    assert shard.name in refusal(start_server, model=broken_checkpoint)
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(start_server: StartServer, tmp_path: Path) -> None:
+    assert str(tmp_path) in refusal(start_server, model=tmp_path)
+
+
+def test_a_wrong_dtype_is_refused_with_those_that_are_right(start_server: StartServer) -> None:
+    said = refusal(start_server, dtype="float64")
+    for word in ("--dtype", "float32", "bfloat16", "float16"):
+        assert word in said
+
+
+def test_a_device_that_is_not_there_ends_the_start(start_server: StartServer) -> None:
+    said = refusal_of_a_child(start_server, device="cuda:7")
+    assert "cuda:7" in said
+
+
+def refusal_of_a_child(start_server: StartServer, **settings: object) -> str:
+    """As :func:`refusal`, for faults that only a child can find."""
+    server = start_server(wait=False, **settings)
+    assert server.process.wait(150) == 2
+    assert "Traceback" not in server.stderr
+    return server.stderr.splitlines()[-1]
+
+
+async def test_the_metrics_count_what_happened(start_server: StartServer) -> None:
+    server = start_server(metrics_listen="127.0.0.1:0")
+    found = re.search(r"^metrics on (\S+)$", server.stdout, re.MULTILINE)
+    assert found is not None
+    async with calls_to(server) as stub:
+        events = await encode(stub, image(0), image(1, b"no image"))
+        assert len(failures(events)) == 1
+        for line in (
+            'encoder_svc_requests_total{code="OK",method="Encode"} 1.0',
+            'encoder_svc_parts_total{reason="",state="ready"} 1.0',
+            'encoder_svc_parts_total{reason="MEDIA_UNRECOGNIZED",state="failed"} 1.0',
+            "encoder_svc_leases 1.0",
+        ):
+            await eventually(lambda line=line: line in scrape(found[1]))
+        await release(stub, *ready_chunks(events))
+        await eventually(lambda: "encoder_svc_leases 0.0" in scrape(found[1]))
+        lag = re.search(r"^encoder_svc_loop_lag_seconds (\S+)$", scrape(found[1]), re.MULTILINE)
+        assert lag is not None
+        assert 0 <= float(lag[1]) < 10
+
+
+def scrape(address: str) -> str:
+    """The page of metrics."""
+    with urllib.request.urlopen(address, timeout=10) as page:
+        return str(page.read().decode())
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+async def test_f40_a_signal_lets_admitted_work_end(start_server: StartServer, how: signal.Signals) -> None:
+    server = start_server(drain_seconds=30)
+    async with calls_to(server) as stub:
+        with server.held(server.engine()):
+            call = stub.Encode(pb.EncodeRequest(items=[image()]), timeout=SECONDS)
+            assert kinds((await call.read()).events)[0] == "accepted"
+            server.process.send_signal(how)
+            await eventually(lambda: "stopping:" in server.stdout)
+        assert kinds(await events_of(call))[-2:] == ["ready", "complete"]
+    assert server.stop() == 0
+
+
+async def test_a_second_signal_stops_at_once(start_server: StartServer) -> None:
+    server = start_server(drain_seconds=600)
+    async with calls_to(server) as stub:
+        with server.held(server.engine()):
+            call = stub.Encode(pb.EncodeRequest(items=[image()]), timeout=SECONDS)
+            await call.read()
+            server.process.send_signal(signal.SIGTERM)
+            await eventually(lambda: "stopping:" in server.stdout)
+            assert server.stop(signal.SIGINT) == 1
+
+
+def test_it_stops_while_it_is_loading(start_server: StartServer) -> None:
+    server = start_server(wait=False).wait_listening()
+    assert server.stop() == 0
+
+
+def test_auto_takes_a_gpu_only_where_there_is_one(tmp_path: Path) -> None:
+    assert resolve_device("auto", gpus=tmp_path / "no driver") == "cpu"
+    assert resolve_device("auto", gpus=tmp_path) == "cpu"
+    assert resolve_device("cuda:1", gpus=tmp_path) == "cuda:1"
+
+
+def test_help_comes_without_torch() -> None:
+    code = "import sys; from encoder_svc.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print(sorted({'torch', 'transformers', 'pydantic', 'grpc'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "tiny-checkpoint" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_front_never_imports_torch() -> None:
+    code = "import sys, encoder_svc.cli.serve; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_serve_help_tells_every_setting() -> None:
+    command = [sys.executable, "-m", "encoder_svc.cli.main", "serve", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in done.stdout
+
+
+def test_a_wrong_command_is_told_with_the_right_ones() -> None:
+    command = [sys.executable, "-m", "encoder_svc.cli.main", "sreve"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "serve" in done.stderr
+
+

@@ -1,0 +1,283 @@
+"""From PREPARED to a slot, seen through a scheduler: engines that live and die, space in their arenas, batches."""
+
+from __future__ import annotations
+
+import pytest
+
+from encoder_svc.errors import Reason
+from encoder_svc.runtime.parts import PartState
+from encoder_svc.runtime.slots import SlotState
+from epd.encoder.v1.embedding_pb2 import Checksum
+from epd.encoder.v1.encoder_service_pb2 import ReadOutcome
+from epd.internal.v1.engine_pb2 import BatchDone, ItemResult
+from tests.runtime.recording_hands import Brain, Caller, encode_command, item_result
+
+
+def keys(brain: Brain) -> list[int]:
+    """Of the last request's parts."""
+    return [part.key for part in brain.request.parts]
+
+
+def release(brain: Brain, caller: Caller, part: int = 0) -> None:
+    """The receivers have read a part."""
+    leases = [(grant.lease_id, ReadOutcome.READ_OUTCOME_OK) for grant in caller.chunk(part).leases]
+    brain.scheduler.release(leases, brain.now)
+
+
+def test_f04_parts_of_several_requests_share_a_batch() -> None:
+    brain = Brain(budget=16, batches_ahead=1)
+    brain.submit(encode_command("r0", prompt_id="p0"))
+    brain.prepare_all(patches=16)
+    callers = [brain.submit(encode_command(f"r{index}", prompt_id=f"p{index}")) for index in range(1, 5)]
+    brain.prepare_all(patches=4)
+    assert [len(batch) for batch in brain.hands.batch_parts()] == [1]
+    brain.finish_batch()
+    assert [len(batch) for batch in brain.hands.batch_parts()] == [4]
+    brain.finish_batch()
+    for caller in callers:
+        assert (caller.chunk().timings.batch_items, caller.chunk().timings.batch_patches) == (4, 16)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_an_engine_holds_as_many_batches_as_it_may(ahead: int) -> None:
+    brain = Brain(budget=4, batches_ahead=ahead)
+    brain.submit(encode_command(parts=range(6)))
+    brain.prepare_all(patches=4)
+    assert len(brain.hands.batches[0]) == ahead
+    brain.finish_batch()
+    assert len(brain.hands.batches[0]) == ahead
+
+
+def test_the_engine_is_told_where_everything_is() -> None:
+    brain = Brain()
+    brain.submit(encode_command())
+    brain.prepare_all(nbytes=128, input_bytes=70, patches=9)
+    (item,) = brain.hands.batches[0][0].items
+    part = brain.request.parts[0]
+    assert part.slot is not None
+    assert (item.part, item.payload_offset, item.nbytes) == (part.key, part.slot.payload_offset, 128)
+    assert (item.input_offset, item.input.nbytes, item.input.patches) == (part.input_offset, 70, 9)
+    assert list(item.grid_dim) == [1, 2, 2]
+    assert item.tensors[0].name == "embedding"
+
+
+def test_slots_go_to_the_oldest_prompt_even_if_a_younger_ones_embedding_would_fit() -> None:
+    brain = Brain(arena_bytes=1024, prompt_bytes=1024)
+    holder = brain.ready_part(encode_command("r0", prompt_id="p0"), nbytes=512)
+    old = brain.submit(encode_command("r1", prompt_id="old"))
+    brain.prepare_all(nbytes=512)
+    young = brain.submit(encode_command("r2", prompt_id="young"))
+    brain.prepare_all(nbytes=64)
+    assert brain.hands.batches[0] == []
+    release(brain, holder)
+    brain.run_all()
+    assert old.chunk().generation < young.chunk().generation
+
+
+def test_a_wait_for_a_slot_ends() -> None:
+    brain = Brain(arena_bytes=1024, prompt_bytes=1024, space_seconds=20.0, lease_seconds=100.0)
+    holder = brain.ready_part(encode_command("r0", prompt_id="p0"), nbytes=900)
+    waiting = brain.submit(encode_command("r1", prompt_id="p1"))
+    brain.prepare_all(nbytes=900)
+    brain.advance(19.9)
+    assert waiting.ends == {}
+    brain.advance(0.1)
+    assert waiting.error().reason is Reason.SPACE_TIMEOUT
+    assert waiting.error().retry_after is not None
+    release(brain, holder)
+    brain.assert_empty()
+
+
+def test_a_wait_for_an_engine_ends() -> None:
+    brain = Brain(space_seconds=20.0)
+    brain.lose_engine()
+    waiting = brain.submit(encode_command())
+    brain.prepare_all()
+    brain.advance(20.0)
+    assert waiting.error().reason is Reason.NOT_READY
+    brain.assert_empty()
+
+
+def test_parts_go_to_the_engine_with_the_least_to_do() -> None:
+    brain = Brain(engines=2, budget=4, batches_ahead=1)
+    brain.submit(encode_command(parts=range(4)))
+    brain.prepare_all(patches=4)
+    assert [engine.patches for engine in brain.engines] == [8, 8]
+    brain.run_all()
+
+
+def test_an_engine_without_space_is_passed_over() -> None:
+    brain = Brain(engines=2, arena_bytes=1024, prompt_bytes=1024)
+    callers = [brain.submit(encode_command(f"r{index}", prompt_id=f"p{index}")) for index in range(2)]
+    brain.prepare_all(nbytes=900)
+    brain.run_all()
+    assert [len(engine.slots.live) for engine in brain.engines] == [1, 1]
+    for caller in callers:
+        release(brain, caller)
+    brain.assert_empty()
+
+
+def test_parts_whose_forward_had_not_started_wait_again_and_are_not_suspected() -> None:
+    brain = Brain(budget=8, batches_ahead=2)
+    caller = brain.submit(encode_command(parts=range(6)))
+    brain.prepare_all(patches=4)
+    brain.start_batch()
+    brain.lose_engine()
+    parts = brain.request.parts
+    assert [part.state for part in parts] == [PartState.PREPARED] * 6
+    assert [part.attempts for part in parts] == [1, 0, 0, 0, 0, 0]
+    assert all(part.slot is None and part.input_offset is not None for part in parts)
+    assert brain.engines[0].slots.live == ()
+    brain.revive_engine()
+    seen = []
+    while brain.hands.batches[0]:
+        seen.append([item.part for item in brain.finish_batch().items])
+    first, *others = keys(brain)
+    assert [first] in seen, "it is tried once more, alone"
+    assert sorted(part for batch in seen for part in batch) == [first, *others]
+    assert max(map(len, seen)) == 2
+    assert caller.completed is not None
+    assert caller.completed.ready == 6
+
+
+def test_f29_a_part_whose_engine_dies_twice_under_it_fails_and_no_other() -> None:
+    brain = Brain(budget=16, batches_ahead=1)
+    caller = brain.submit(encode_command(parts=range(3)))
+    brain.prepare_all(patches=1)
+    brain.run_all()
+    assert caller.completed is not None
+    caller = brain.submit(encode_command("again", parts=range(3), skip_layout=True))
+    for _ in range(3):
+        brain.measure(patches=4)
+        brain.finish()
+    brain.finish_batch()
+    poison = keys(brain)[1]
+    assert brain.hands.batch_parts() == [keys(brain)[1:]]
+    deaths = 0
+    while brain.hands.batches[0]:
+        brain.start_batch()
+        if poison in brain.hands.batch_parts()[0]:
+            deaths += 1
+            brain.lose_engine()
+            brain.revive_engine()
+        else:
+            brain.finish_batch()
+    assert deaths == 2
+    assert caller.error(1).reason is Reason.ENGINE_LOST
+    assert caller.completed is not None
+    assert (caller.completed.ready, caller.completed.failed) == (2, 1)
+    assert brain.scheduler.preparation.input_bytes_taken == 0
+
+
+def test_the_death_of_an_engine_revokes_the_leases_on_its_arena() -> None:
+    brain = Brain()
+    caller = brain.ready_part(encode_command(receivers=("a", "b")))
+    brain.lose_engine()
+    brain.assert_empty()
+    for grant in caller.chunk().leases:
+        ((before, _),) = brain.scheduler.release([(grant.lease_id, ReadOutcome.READ_OUTCOME_OK)], brain.now)
+        assert before == "revoked"
+
+
+def test_a_part_that_was_cancelled_while_an_engine_has_it_gives_back_all_with_the_batch() -> None:
+    brain = Brain()
+    caller = brain.submit(encode_command(parts=(0, 1)))
+    brain.prepare_all()
+    brain.start_batch()
+    brain.scheduler.abandon(brain.request, brain.now)
+    caller.gone = True
+    assert len(brain.scheduler.requests) == 0
+    assert [slot.state for slot in brain.engines[0].slots.live] == [SlotState.RESERVED] * 2
+    assert brain.scheduler.preparation.input_bytes_taken == 128
+    while brain.hands.batches[0]:
+        brain.finish_batch()
+    brain.assert_empty()
+
+
+def test_a_part_that_was_cancelled_while_an_engine_has_it_gives_back_all_when_the_engine_dies() -> None:
+    brain = Brain()
+    caller = brain.submit(encode_command())
+    brain.prepare_all()
+    brain.start_batch()
+    brain.scheduler.abandon(brain.request, brain.now)
+    caller.gone = True
+    brain.lose_engine()
+    brain.assert_empty()
+
+
+def test_a_part_that_was_cancelled_before_its_batch_gives_back_all_at_once() -> None:
+    brain = Brain(budget=4, batches_ahead=1)
+    brain.submit(encode_command("r0", prompt_id="p0", receivers=()))
+    brain.prepare_all(patches=4)
+    brain.submit(encode_command("r1", prompt_id="p1"))
+    brain.prepare_all(patches=4)
+    assert brain.request.parts[0].slot is not None
+    brain.scheduler.abandon(brain.request, brain.now)
+    assert len(brain.engines[0].slots.live) == 1
+    assert brain.engines[0].patches == 4
+    brain.finish_batch()
+    assert brain.hands.batches[0] == []
+    brain.assert_empty()
+
+
+def test_cancels_do_not_let_the_queue_for_slots_grow() -> None:
+    brain = Brain(arena_bytes=1024, prompt_bytes=1024, input_bytes=1 << 20)
+    brain.ready_part(encode_command("r0", prompt_id="p0"), nbytes=900)
+    brain.submit(encode_command("r1", prompt_id="p1"))
+    brain.prepare_all(nbytes=900)
+    for _ in range(2000):
+        brain.submit(encode_command("gone", prompt_id="p2"))
+        brain.prepare_all(nbytes=64)
+        brain.scheduler.abandon(brain.request, brain.now)
+    assert len(brain.scheduler.encoding._waiting) <= 300
+
+
+@pytest.mark.parametrize("reason", [Reason.FORWARD_FAILED, Reason.OUTPUT_NOT_FINITE, Reason.OUT_OF_MEMORY])
+def test_f05_f37_a_failed_part_of_a_batch_fails_alone(reason: Reason) -> None:
+    brain = Brain(batches_ahead=1)
+    brain.submit(encode_command("r0", prompt_id="p0", receivers=()))
+    brain.prepare_all()
+    caller = brain.submit(encode_command("r1", prompt_id="p1", parts=range(3)))
+    brain.prepare_all()
+    brain.finish_batch()
+    bad = keys(brain)[1]
+    brain.finish_batch(reasons={bad: reason})
+    assert caller.error(1).reason is reason
+    assert caller.completed is not None
+    assert (caller.completed.ready, caller.completed.failed) == (2, 1)
+    assert len(brain.engines[0].slots.live) == 2
+
+
+def test_f16_an_item_without_a_checksum_is_no_success() -> None:
+    brain = Brain()
+    caller = brain.submit(encode_command())
+    brain.prepare_all()
+    batch = brain.hands.batches[0].pop()
+    result = ItemResult(part=batch.items[0].part)
+    brain.scheduler.batch_done(0, BatchDone(batch=batch.id, items=[result]), brain.now)
+    assert caller.error().reason is Reason.INTERNAL
+    brain.assert_empty()
+
+
+def test_f12_results_belong_to_the_part_that_they_name() -> None:
+    brain = Brain(batches_ahead=1)
+    brain.submit(encode_command("r0", prompt_id="p0", receivers=()))
+    brain.prepare_all()
+    caller = brain.submit(encode_command("r1", prompt_id="p1", parts=range(3)))
+    brain.prepare_all()
+    brain.finish_batch()
+    batch = brain.hands.batches[0].pop()
+    first, second, third = keys(brain)
+    results = [item_result(third), item_result(first)]
+    brain.scheduler.batch_done(0, BatchDone(batch=batch.id, items=results), brain.now)
+    assert (caller.chunk(0).checksum.value, caller.chunk(2).checksum.value) == (first, third)
+    assert caller.error(1).reason is Reason.INTERNAL
+    assert brain.scheduler.requests.part(second) is None
+
+
+def test_a_report_of_a_batch_that_is_not_there_is_ignored() -> None:
+    brain = Brain()
+    result = ItemResult(part=1, checksum=Checksum(value=1))
+    brain.scheduler.batch_started(0, 99)
+    brain.scheduler.batch_done(0, BatchDone(batch=99, items=[result]), brain.now)
+    brain.assert_empty()

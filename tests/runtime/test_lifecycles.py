@@ -1,0 +1,97 @@
+"""The transition tables: every state is reached, an end is an end, and every illegal move raises."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from enum import StrEnum
+from itertools import product
+from typing import Any
+
+import pytest
+
+from encoder_svc.runtime import leases, parts, slots
+from encoder_svc.runtime.leases import LeaseState, LeaseTable
+from encoder_svc.runtime.parts import PartState
+from encoder_svc.runtime.slots import SlotState, SlotTable
+from encoder_svc.runtime.timers import Timers
+from tests.runtime.recording_hands import PartMaker
+
+TABLES: list[tuple[Any, Any, StrEnum]] = [
+    (PartState, parts.TRANSITIONS, PartState.QUEUED),
+    (SlotState, slots.TRANSITIONS, SlotState.RESERVED),
+    (LeaseState, leases.TRANSITIONS, LeaseState.GRANTED),
+]
+
+
+@pytest.mark.parametrize(("states", "transitions", "first"), TABLES)
+def test_every_state_is_in_the_table_and_is_reached(
+    states: type[StrEnum], transitions: Mapping[StrEnum, frozenset[StrEnum]], first: StrEnum
+) -> None:
+    assert set(transitions) == set(states)
+    reached, open_states = {first}, [first]
+    while open_states:
+        new = transitions[open_states.pop()] - reached
+        reached |= new
+        open_states += new
+    assert reached == set(states)
+
+
+def test_a_part_can_fail_or_be_cancelled_wherever_it_is() -> None:
+    assert {PartState.READY, PartState.FAILED, PartState.CANCELLED} == parts.ENDS
+    for state in set(PartState) - parts.ENDS:
+        assert parts.TRANSITIONS[state] > {PartState.FAILED, PartState.CANCELLED}
+
+
+@pytest.mark.parametrize(("state", "target"), list(product(PartState, PartState)))
+def test_a_part_moves_only_as_the_table_says(state: PartState, target: PartState) -> None:
+    part = PartMaker()(state=state)
+    if target in parts.TRANSITIONS[state]:
+        part.move(target)
+        assert part.state is target
+        assert part.ended == (target in parts.ENDS)
+    else:
+        with pytest.raises(AssertionError, match="cannot go"):
+            part.move(target)
+        assert part.state is state
+
+
+@pytest.mark.parametrize("target", [SlotState.FILLED, SlotState.FREE])
+@pytest.mark.parametrize("state", list(SlotState))
+def test_a_slot_moves_only_as_the_table_says(state: SlotState, target: SlotState) -> None:
+    table = SlotTable(memoryview(bytearray(256)))
+    slot = table.reserve(10)
+    assert slot is not None
+    if state is not SlotState.RESERVED:
+        table.fill(slot, 1)
+    if state is SlotState.FREE:
+        table.free(slot)
+    legal = target in slots.TRANSITIONS[state]
+    with contextlib.nullcontext() if legal else pytest.raises(AssertionError, match="cannot go"):
+        if target is SlotState.FILLED:
+            table.fill(slot, 1)
+        else:
+            table.free(slot)
+    assert slot.state is (target if legal else state)
+
+
+@pytest.mark.parametrize("ended", [LeaseState.RELEASED, LeaseState.EXPIRED, LeaseState.REVOKED])
+def test_a_lease_ends_once(ended: LeaseState) -> None:
+    table = SlotTable(memoryview(bytearray(256)))
+    slot = table.reserve(10)
+    assert slot is not None
+    table.fill(slot, 1)
+    timers = Timers()
+    lease_table = LeaseTable(timers, lambda lease: table.free(lease.slot))
+    lease = lease_table.grant(slot, 0, "", ttl=5.0, now=0.0)
+    match ended:
+        case LeaseState.RELEASED:
+            lease_table.release(lease)
+        case LeaseState.EXPIRED:
+            timers.run_due(5.0)
+        case _:
+            lease_table.revoke_slot(slot)
+    assert lease.state is ended
+    with pytest.raises(AssertionError, match="cannot go"):
+        lease_table.release(lease)
+    assert slot.state is SlotState.FREE
