@@ -168,13 +168,21 @@ class Settings(BaseModel):
     @field_validator("device")
     @classmethod
     def _is_device(cls, value: str) -> str:
-        kind, _, index = value.partition(":")
-        if value not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):
+        if value != "auto" and not _names_device(value):
             raise ValueError("not a device; use auto, cpu, cuda or cuda:N")
+        return value
+
+    @field_validator("devices")
+    @classmethod
+    def _are_devices(cls, value: str) -> str:
+        if value and not all(_names_device(name.strip()) for name in value.split(",")):
+            raise ValueError("not devices with commas between them; use cpu, cuda or cuda:N for each")
         return value
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:
+        if self.devices and (self.device != "auto" or self.engines != 1):
+            raise ValueError("devices names one device for each engine; leave device and engines out with it")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together; give both or neither")
         if self.tls_client_ca is not None and self.tls_certificate is None:
@@ -200,6 +208,11 @@ class Settings(BaseModel):
             return ipaddress.ip_address(host).is_loopback
         except ValueError:
             return False
+
+
+def _names_device(name: str) -> bool:
+    kind, _, index = name.partition(":")
+    return name in ("cpu", "cuda") or (kind == "cuda" and index.isdecimal())
 
 
 def split_address(address: str) -> tuple[str, int]:

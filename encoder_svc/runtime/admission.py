@@ -72,7 +72,7 @@ class Admission:
             self._ends_needed(self.patches + sum(patches), self._max_patches, self.patches) if self.parts else 0.0,
         )
         if excess > 0:
-            wait = excess / self._rate(now) if self._ends else 1.0
+            wait = excess / self.rate(now) if self._ends else 1.0
             raise ServiceError(
                 Reason.ADMISSION_FULL,
                 "the server holds as much work as it may; try again later or at another encoder",
@@ -114,6 +114,10 @@ class Admission:
         self._ends = self._decayed(now) + 1
         self._ends_at = now
 
+    def rate(self, now: float) -> float:
+        """Parts that end in a second, as a mean over the last ones. Never 0."""
+        return max(self._decayed(now) / _RATE_SECONDS, 1e-3)
+
     def _ends_needed(self, wanted: int, limit: int, held: int) -> float:
         """How many parts of the mean size must end before ``wanted`` fits."""
         if wanted <= limit:
@@ -122,7 +126,3 @@ class Admission:
 
     def _decayed(self, now: float) -> float:
         return self._ends * math.exp((self._ends_at - now) / _RATE_SECONDS)
-
-    def _rate(self, now: float) -> float:
-        """Parts that end in a second."""
-        return max(self._decayed(now) / _RATE_SECONDS, 1e-3)

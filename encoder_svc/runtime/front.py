@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -31,7 +28,7 @@ from encoder_svc.runtime.observer import Observer
 from encoder_svc.runtime.requests import Request, Sink
 from encoder_svc.runtime.scheduler import Scheduler
 from encoder_svc.runtime.server_info import describe
-from encoder_svc.runtime.service import CancelOutcome, FinishedUpload, LeaseOutcome
+from encoder_svc.runtime.service import CancelOutcome, FinishedUpload, LeaseOutcome, LoadFigures
 from encoder_svc.runtime.slots import SlotTable
 from encoder_svc.runtime.supervisor import ChildProgram, Supervisor
 from encoder_svc.runtime.uploads import Upload
@@ -127,7 +124,6 @@ class Front:
 
     async def __aenter__(self) -> Self:
         self._context = zmq.Context()
-        self._folder = Path(tempfile.mkdtemp(prefix="encoder-svc-"))
         shared = self._input_arena.descriptor
         for worker in self._media_workers:
             name = f"media worker {worker.index}"
@@ -150,7 +146,6 @@ class Front:
         if self._timer is not None:
             self._timer.cancel()
         self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
         for block in (self._input_arena, *self._arenas):
             block.close()
 
@@ -168,6 +163,8 @@ class Front:
     async def drain(self, seconds: float) -> None:
         """Takes no more requests, and waits until those that are admitted have ended and what is READY has been read.
 
+        Parts that have not ended by then fail.
+
         Args:
             seconds: how long at most.
         """
@@ -180,6 +177,7 @@ class Front:
                     await self._changed.wait()
         except TimeoutError:
             logger.warning("stopping with %d requests and %d leases", len(requests), len(leases))
+            self.scheduler.fail_all(self.now())
 
     # What rpc/ asks (EncoderRuntime).
 
@@ -268,6 +266,10 @@ class Front:
         start = slot.payload_offset + offset
         return self._arenas[slot.engine].view[start : start + length]
 
+    def load(self) -> LoadFigures:
+        """See :class:`EncoderRuntime`."""
+        return self.scheduler.load(self.now())
+
     def describe(self) -> GetServerInfoResponse:
         """See :class:`EncoderRuntime`."""
         info = describe(self.scheduler, self._settings, self._serving.model_name)
@@ -348,7 +350,7 @@ class Front:
         self, name: str, module: str, descriptors: tuple[int, ...], owner: MediaWorker | EngineProcess
     ) -> Supervisor:
         program = ChildProgram(name, module, descriptors, self._settings.start_seconds)
-        supervisor = Supervisor(program, owner, self._context, self._folder, self._settings.restart_seconds)
+        supervisor = Supervisor(program, owner, self._context, self._settings.restart_seconds)
         self._tasks.append(asyncio.create_task(supervisor.run(), name=name))
         return supervisor
 

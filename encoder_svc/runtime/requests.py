@@ -76,6 +76,10 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def live(self) -> list[Request]:
+        """All requests that have not completed."""
+        return list(self._requests.values())
+
     def live_parts(self) -> Counter[str]:
         """How many parts are in each live state."""
         return Counter(part.state.value for part in self._parts.values())

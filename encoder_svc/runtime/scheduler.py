@@ -28,6 +28,7 @@ from encoder_svc.runtime.observer import Observer
 from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.preparation import MediaHands, Preparation
 from encoder_svc.runtime.requests import Request, RequestTable, Sink
+from encoder_svc.runtime.service import LoadFigures
 from encoder_svc.runtime.slots import ContentName, Slot, SlotState
 from encoder_svc.runtime.store import Store
 from encoder_svc.runtime.timers import Timers
@@ -122,7 +123,20 @@ class Scheduler:
         """Requests are taken: an engine and a media worker are ready, and the server is not stopping."""
         return self.encoding.ready and self.preparation.ready and not self.draining
 
+    def load(self, now: float) -> LoadFigures:
+        """How busy the server is."""
+        room = sum(engine.batcher.budget for engine in self.encoding.engines) * self._rules.batches_ahead
+        return LoadFigures(self.admission.patches / room, self.admission.rate(now))
+
     # What callers ask.
+
+    def fail_all(self, now: float) -> None:
+        """The server stops: every part that has not ended fails."""
+        error = ServiceError(Reason.SHUTTING_DOWN, "the server stopped before the embedding was ready", retry_after=1.0)
+        for request in self.requests.live():
+            for part in request.parts:
+                if not part.ended:
+                    self._fail(part, error, now)
 
     def submit(self, command: EncodeCommand, sink: Sink, now: float) -> Request:
         """Admits a request and starts it.

@@ -34,6 +34,16 @@ class LeaseOutcome:
 
 
 @dataclass(frozen=True)
+class LoadFigures:
+    """How busy a server is."""
+
+    utilization: float
+    """Patches of parts that have not ended, over those that the engines can hold at once. Above 1: parts wait."""
+    parts_per_second: float
+    """Parts that end, as a mean over the last seconds."""
+
+
+@dataclass(frozen=True)
 class FinishedUpload:
     """A file that was sent ahead and is here."""
 
@@ -137,6 +147,10 @@ class EncoderRuntime(Protocol):
         Raises:
             ServiceError: the lease is not alive, or the range is not in the payload.
         """
+        ...
+
+    def load(self) -> LoadFigures:
+        """How busy the server is."""
         ...
 
     def describe(self) -> GetServerInfoResponse:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, Self
 
 import zmq
@@ -56,7 +55,6 @@ class Supervisor:
         program: what to start.
         owner: who speaks with it.
         context: ZeroMQ's.
-        folder: where links have their names for a moment.
         pause_seconds: the pause before the second life; it doubles while lives end without success.
     """
 
@@ -65,13 +63,11 @@ class Supervisor:
         program: ChildProgram,
         owner: ChildOwner,
         context: zmq.Context[zmq.Socket[bytes]],
-        folder: Path,
         pause_seconds: float,
     ) -> None:
         self._program = program
         self._owner = owner
         self._context = context
-        self._folder = folder
         self._pause_seconds = pause_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
@@ -108,7 +104,7 @@ class Supervisor:
 
     async def _live(self) -> int:
         """One life, from start to death. Returns its exit status."""
-        link = self._link = Link(self._context, self._folder, self._owner.received)
+        link = self._link = Link(self._context, self._owner.received)
         try:
             # Popen from this, the main thread: the child asks to be killed when the thread that made it ends.
             process = self._process = subprocess.Popen(  # noqa: ASYNC220 # returns at once: vfork
