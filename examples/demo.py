@@ -193,7 +193,7 @@ def show(event: Event) -> None:
 
 def milliseconds(duration: Duration) -> str:
     """A duration as text."""
-    return f"{duration.ToNanoseconds() / 1e6:,.2f} ms"
+    return f"{duration.ToNanoseconds() / 1e6:,.3f} ms"
 
 
 def transfer_table(chunk: EmbeddingChunk, jpeg: bytes, read: dict[str, Any], info: GetServerInfoResponse) -> Table:
@@ -213,7 +213,7 @@ def transfer_table(chunk: EmbeddingChunk, jpeg: bytes, read: dict[str, Any], inf
         ("forward", milliseconds(times.forward)),
         ("copy and checksum", milliseconds(times.stage)),
         ("accepted → READY", milliseconds(times.total)),
-        ("read by the worker", f"{read['seconds'] * 1e3:,.2f} ms"),
+        ("read by the worker", f"{read['seconds'] * 1e3:,.3f} ms"),
     ):
         table.add_row(name, value)
     return table

@@ -158,8 +158,8 @@ async def test_f11_a_released_lease_reads_nothing_more(server: ServerProcess) ->
     async with EncoderClient(server.target) as client, client.encode([image(SMALL)]) as call:
         [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
         await client.read(chunk)
-        with pytest.raises(ReadError):
-            await client.read(chunk)
+        with pytest.raises(ReadError, match="no transport delivered"):
+            await client.read(chunk, transports=("inline",))
 
 
 async def test_a_lease_can_be_renewed_until_it_is_released(server: ServerProcess) -> None:
@@ -251,16 +251,23 @@ def stopped(process: object) -> Iterator[None]:
         process.send_signal(signal.SIGCONT)  # type: ignore[attr-defined]
 
 
-async def test_an_engine_that_hangs_during_a_transfer_does_not_hold_the_reader(server: ServerProcess) -> None:
+async def test_an_engine_that_hangs_during_a_transfer_does_not_hold_the_reader(
+    server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
     async with EncoderClient(server.target, read_timeout=1.0) as client:
         async with client.encode([image(SMALL)]) as call:
             [expected] = await call.embeddings()
         async with client.encode([image(SMALL)]) as call:
             [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
+        async with client.encode([ITEM]) as call:
+            [another] = [event.chunk async for event in call if isinstance(event, Ready)]
         with stopped(server.engine()):
             embedding = await client.read(chunk)
-        assert embedding.transport == "inline"
-        np.testing.assert_array_equal(embedding.numpy(), expected.numpy())
+            at_once = await client.read(another)
+        assert "an earlier transfer still hangs" in caplog.text  # the second read did not wait behind it
+        for read in (embedding, at_once):
+            assert read.transport == "inline"
+            np.testing.assert_array_equal(read.numpy(), expected.numpy())
 
 
 async def test_an_engine_that_died_after_ready_costs_the_read_and_no_more(start_server: StartServer) -> None:

@@ -152,6 +152,14 @@ async def test_f12_a_chunk_of_another_request_never_reaches_the_caller() -> None
             await call.embeddings()
 
 
+@pytest.mark.parametrize(("name", "value"), [("request_id", "mine"), ("prompt_id", "mine"), ("num_parts", 2)])
+async def test_f12_another_call_than_was_sent_is_not_taken_for_it(name: str, value: object) -> None:
+    encoder = ScriptedEncoder([layout()])  # it accepts the request r of the prompt p, with one part
+    async with connected(encoder) as client, client.encode([image(b"file")], **{name: value}) as call:  # type: ignore[arg-type]
+        with pytest.raises(ChunkError, match=name):
+            await call.embeddings()
+
+
 async def test_f13_a_ready_that_contradicts_its_layout_never_reaches_the_caller() -> None:
     encoder = ScriptedEncoder([layout(40, 8), ready(rows(39, 8))])
     async with connected(encoder) as client, client.encode([image(b"file")]) as call:

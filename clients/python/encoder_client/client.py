@@ -11,16 +11,15 @@ from typing import Self
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from encoder_client import chunk_checks
+from encoder_client.connections import Connections
 from encoder_client.embedding import Embedding
 from encoder_client.encode_call import EncodeCall
 from encoder_client.errors import EncoderClientError, ReadError, from_rpc_error
 from encoder_client.media import placed
 from encoder_client.pool import EmbeddingPool, Slot
 from encoder_client.reading import ChunkReader
-from encoder_client.releases import ReleaseBatcher
 from encoder_client.stub import EncoderStub
 from encoder_client.transports import Reader
 from encoder_client.transports.inline import InlineReader
@@ -33,17 +32,6 @@ logger = logging.getLogger("encoder_client")
 
 SERVICE = "epd.encoder.v1.EncoderService"
 
-_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", 64 << 20),
-    # A server that vanished without a word is noticed. The server lets clients ping every 10 s, also without a call;
-    # one that does not would close the connection, so this must not be less than what servers allow.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
-
 
 class EncoderClient:
     """Encodes media and reads the embeddings.
@@ -51,7 +39,8 @@ class EncoderClient:
     Use it as an async context manager, in one event loop.
 
     Args:
-        target: the gRPC target of the encoder, such as ``127.0.0.1:50051``.
+        target: the gRPC target of one encoder, such as ``127.0.0.1:50051``. Chunks of other encoders, which another
+            process received, are read at the target that they name.
         credentials: TLS; None speaks plain text.
         receiver: the name under which leases are granted to this process. Empty: the caller of ``Encode``.
         pool: where embeddings are read to. None: a pool of 256 MiB.
@@ -86,17 +75,13 @@ class EncoderClient:
         self.pool = pool if pool is not None else EmbeddingPool()
         self.expected_fingerprint = expected_fingerprint
         self.read_timeout = read_timeout
-        self._credentials = credentials
-        self._instance = ""
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stubs: dict[str, EncoderStub] = {}
-        self._releases: dict[str, ReleaseBatcher] = {}
-        self._readers = _readers(transports, self.pool, mooncake_host, InlineReader(self._stub_of))
+        self._connections = Connections(target, credentials, min(5.0, read_timeout))
+        self._readers = _readers(transports, self.pool, mooncake_host, InlineReader(self._connections.stub_of))
 
     @property
     def stub(self) -> EncoderStub:
         """The raw calls of the encoder at :attr:`target`."""
-        return self._stub(self.target)
+        return self._connections.stub
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -104,16 +89,12 @@ class EncoderClient:
         return tuple(self._readers)
 
     async def __aenter__(self) -> Self:
-        self._stub(self.target)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for batcher in self._releases.values():
-            await batcher.close()
-        for channel in self._channels.values():
-            await channel.close(None)
+        await self._connections.close()
         for reader in self._readers.values():
             reader.close()
 
@@ -170,7 +151,8 @@ class EncoderClient:
     async def read(self, chunk: EmbeddingChunk, *, transports: Sequence[str] = ()) -> Embedding:
         """Reads the embedding that a READY chunk describes, checks it, and gives the lease back.
 
-        The chunk may come from a call of this client or, serialised, from any other process.
+        The chunk may come from a call of this client or, serialised, from any other process. Its lease is held while
+        this waits for space in the pool; :meth:`EncodeCall.embeddings` takes the space before there is a lease.
 
         Args:
             chunk: READY, with a lease for :attr:`receiver`.
@@ -193,13 +175,15 @@ class EncoderClient:
         """As :meth:`read`, into space that is reserved already."""
         names = transports or self.transports
         readers = {name: self._readers[name] for name in names if name in self._readers}
-        reader = ChunkReader(readers, self.receiver, self.expected_fingerprint, self._releases_of(chunk.encoder))
+        reader = ChunkReader(
+            readers, self.receiver, self.expected_fingerprint, self._connections.releases_of(chunk.encoder)
+        )
         return await reader.read(chunk, slot, self.read_timeout)
 
     async def abandon(self, chunks: Sequence[EmbeddingChunk]) -> None:
         """Gives back the leases of READY chunks that nobody will read. What cannot be given back runs out by itself."""
         waits = [
-            self._releases_of(chunk.encoder).release(lease.lease_id, ReadOutcome.READ_OUTCOME_ABANDONED)
+            self._connections.releases_of(chunk.encoder).release(lease.lease_id, ReadOutcome.READ_OUTCOME_ABANDONED)
             for chunk in chunks
             for lease in chunk.leases
             if lease.receiver_id == self.receiver
@@ -225,7 +209,7 @@ class EncoderClient:
         leases = [chunk_checks.lease_of(chunk, self.receiver).lease_id for chunk in chunks]
         request = service.RenewRequest(lease_ids=leases, ttl=_duration(ttl))
         try:
-            response = await self._stub_of(chunks[0].encoder).renew(request, timeout=self.read_timeout)
+            response = await self._connections.stub_of(chunks[0].encoder).renew(request, timeout=self.read_timeout)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         for chunk, status in zip(chunks, response.leases, strict=True):
@@ -258,7 +242,7 @@ class EncoderClient:
             info = await self.stub.server_info(service.GetServerInfoRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
-        self.note_encoder(info.encoder)
+        self._connections.note_encoder(info.encoder)
         return info
 
     async def health(self, timeout: float = 10.0) -> bool:
@@ -267,44 +251,17 @@ class EncoderClient:
         Raises:
             EncoderError: the call failed; an encoder that cannot be reached is not told apart from other failures.
         """
-        stub = HealthStub(self._channel(self.target))
         try:
-            answer: HealthCheckResponse = await stub.Check(HealthCheckRequest(service=SERVICE), timeout=timeout)
+            answer: HealthCheckResponse = await self._connections.health.Check(
+                HealthCheckRequest(service=SERVICE), timeout=timeout
+            )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         return bool(answer.status == HealthCheckResponse.SERVING)
 
     def note_encoder(self, encoder: EncoderRef) -> None:
         """Learns which server answers at :attr:`target`, so that its chunks are read on the same channel."""
-        self._instance = encoder.instance_id
-
-    def _target_of(self, encoder: EncoderRef) -> str:
-        if encoder.instance_id == self._instance or not encoder.grpc_target:
-            return self.target
-        return encoder.grpc_target
-
-    def _stub_of(self, encoder: EncoderRef) -> EncoderStub:
-        return self._stub(self._target_of(encoder))
-
-    def _releases_of(self, encoder: EncoderRef) -> ReleaseBatcher:
-        target = self._target_of(encoder)
-        if target not in self._releases:
-            self._releases[target] = ReleaseBatcher(self._stub(target), min(5.0, self.read_timeout))
-        return self._releases[target]
-
-    def _stub(self, target: str) -> EncoderStub:
-        if target not in self._stubs:
-            self._stubs[target] = EncoderStub(self._channel(target))
-        return self._stubs[target]
-
-    def _channel(self, target: str) -> grpc.aio.Channel:
-        if target not in self._channels:
-            self._channels[target] = (
-                grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
-                if self._credentials is None
-                else grpc.aio.secure_channel(target, self._credentials, options=_CHANNEL_OPTIONS)
-            )
-        return self._channels[target]
+        self._connections.note_encoder(encoder)
 
 
 def _duration(seconds: float | None) -> Duration | None:

@@ -100,6 +100,7 @@ class EncodeCall:
     def _note(self, event: Event) -> None:
         match event:
             case Accepted():
+                self._check_accepted(event)
                 self._accepted = event
                 self._client.note_encoder(event.encoder)
             case Layout(chunk):
@@ -124,6 +125,17 @@ class EncodeCall:
                 if missing:
                     raise ChunkError("part_idx", f"the call is complete, and parts {missing} have not ended")
                 self._complete = event
+
+    def _check_accepted(self, accepted: Accepted) -> None:
+        asked = self._request
+        if self._accepted is not None:
+            raise ChunkError("request_id", "the call was accepted twice")
+        if asked.request_id and accepted.request_id != asked.request_id:
+            raise ChunkError("request_id", "another request was accepted than was sent")
+        if asked.prompt_id and accepted.prompt_id != asked.prompt_id:
+            raise ChunkError("prompt_id", "another prompt was accepted than was sent")
+        if accepted.num_parts != (asked.num_parts or len(asked.items)):
+            raise ChunkError("num_parts", f"{accepted.num_parts} parts were accepted, another number was sent")
 
     def _check(self, chunk: EmbeddingChunk) -> None:
         if self._accepted is None:

@@ -52,13 +52,15 @@ class MooncakeReader:
         self._engine: Any = TransferEngine()
         self._protocol = ""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._thread = Thread(target=self._work, name="mooncake-reader", daemon=True)
-        self._thread.start()
+        self._thread: Thread | None = None
+        self._stuck: Future[int] | None = None
 
     async def read(
         self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
     ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
+        if self._stuck is not None and not self._stuck.done():
+            raise TransportError("an earlier transfer still hangs, and transfers are made one after the other")
         place = locator.mooncake
         nbytes = chunk.nbytes
 
@@ -71,14 +73,19 @@ class MooncakeReader:
             answer: int = self._engine.transfer_sync_read(place.session, slot.address, place.address, nbytes)
             return answer
 
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name="mooncake-reader", daemon=True)
+            self._thread.start()
         job: Future[int] = Future()
         self._jobs.put((transfer, job))
         try:
             async with asyncio.timeout(timeout):
                 answer = await asyncio.shield(asyncio.wrap_future(job))
         except TimeoutError:
-            fault = TransportError if job.cancel() else TransferStuckError
-            raise fault(f"the transfer took longer than {timeout:g} s") from None
+            if job.cancel():
+                raise TransportError(f"other transfers took longer than {timeout:g} s") from None
+            self._stuck = job
+            raise TransferStuckError(f"the transfer took longer than {timeout:g} s") from None
         except asyncio.CancelledError:
             job.cancel()
             raise

@@ -1,0 +1,46 @@
+"""The bounds that figures must keep, on two CPU cores with client and server on them, with a ``small`` Qwen2.5-VL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from encoder_svc.bench.result import FloorCheck
+
+
+@dataclass(frozen=True)
+class Floor:
+    """A bound."""
+
+    relation: Literal["at least", "at most"]
+    bound: float
+
+    def check(self, figure: str, value: float | None) -> FloorCheck:
+        """Whether a figure keeps it; what was not measured does not."""
+        if value is None:
+            met = False
+        else:
+            met = value >= self.bound if self.relation == "at least" else value <= self.bound
+        return FloorCheck(figure=figure, relation=self.relation, bound=self.bound, value=value, met=met)
+
+
+THROUGHPUT_RATIO = {
+    ("bfloat16", 224, 16): Floor("at least", 1.8),
+    ("bfloat16", 448, 16): Floor("at least", 1.25),
+    ("float32", 224, 16): Floor("at least", 1.25),
+    ("float32", 56, 32): Floor("at least", 3.0),
+}
+"""By number type, side of the image in pixels, and requests at a time."""
+FIXED_OVERHEAD_P50_MS = Floor("at most", 3.5)
+CACHED_P50_MS = Floor("at most", 2.0)
+CACHED_REQUESTS_PER_SECOND = Floor("at least", 900.0)
+CACHED_CONCURRENCY = 32
+FAIRNESS_RATIO = Floor("at most", 3.0)
+BATCHING_GAIN = Floor("at least", 0.97)
+RSS_SLOPE_BYTES_PER_REQUEST = Floor("at most", 200.0)
+RSS_REQUESTS = 2000
+"""Fewer requests tell nothing of memory: what a process takes once is then larger than what it would leak."""
+NONE_LEFT = Floor("at most", 0.0)
+RECOVERY_SECONDS = Floor("at most", 10.0)
+RPC_BESIDE_FORWARD_P99_MS = Floor("at most", 15.0)
+RPC_BESIDE_STREAMS_P99_MS = Floor("at most", 50.0)
