@@ -1,6 +1,6 @@
 """The load that a server reports with each call, so that gRPC's own balancers can weigh it.
 
-It is the message ``xds.data.orca.v3.OrcaLoadReport`` (Open Request Cost Aggregation), of which two fields are set, both
+It is ``xds.data.orca.v3.OrcaLoadReport`` (Open Request Cost Aggregation), of which two fields are set, both
 doubles: 6 ``rps_fractional`` and 9 ``application_utilization``. ``weighted_round_robin`` gives a server the weight of its
 rate over its utilisation.
 """

@@ -143,7 +143,7 @@ class Encoding:
 
     @property
     def capacity(self) -> int:
-        """The largest payload that any engine can hold, in bytes."""
+        """The largest footprint of a payload that any engine can hold, in bytes."""
         return max(engine.slots.capacity for engine in self.engines)
 
     def enqueue(self, computation: Computation, now: float) -> None:
@@ -163,6 +163,7 @@ class Encoding:
                     break
                 batch = Batch(next(self._batch_ids), items)
                 engine.batches[batch.id] = batch
+                self._start_clock(engine, now)
                 for item in items:
                     item.move(PartState.ENCODING)
                     item.encode_started_at = now
@@ -200,7 +201,9 @@ class Encoding:
             self._leave_slot(engine, item)
             self.enqueue(item, now)
         batches, engine.batches = list(engine.batches.values()), {}
-        for batch in batches:
+        for place, batch in enumerate(batches):
+            # The first was running even if its death was faster than the word that it had started.
+            ran = batch.started or place == 0
             if batch.clock is not None:
                 batch.clock.cancel()
             for item in batch.items:
@@ -208,7 +211,7 @@ class Encoding:
                 if item.ended:
                     self._listener.input_free(item)
                     continue
-                item.attempts += batch.started
+                item.attempts += ran
                 item.move(PartState.PREPARED)
                 if item.attempts >= MAX_ATTEMPTS:
                     message = "the engine died twice while it encoded this item"
@@ -216,12 +219,11 @@ class Encoding:
                 else:
                     self.enqueue(item, now)
 
-    def batch_started(self, index: int, batch_id: int, now: float) -> None:
+    def batch_started(self, index: int, batch_id: int) -> None:
         """An engine began the forward of a batch."""
         batch = self.engines[index].batches.get(batch_id)
         if batch is not None:
             batch.started = True
-            batch.clock = self._timers.at(now + self._forward_seconds, lambda _: self._hands.stop_engine(index))
 
     def batch_done(self, index: int, done: BatchDone, now: float) -> None:
         """An engine has run a batch."""
@@ -231,6 +233,7 @@ class Encoding:
             return
         if batch.clock is not None:
             batch.clock.cancel()
+        self._start_clock(engine, now)
         engine.patches -= batch.patches
         self._listener.batch_ran(batch, done.forward_nanoseconds / 1e9, done.stage_nanoseconds / 1e9)
         results = {result.part: result for result in done.items}
@@ -249,6 +252,12 @@ class Encoding:
                 self._listener.failed(item, error, now)
             else:
                 self._tell_encoded(engine, batch, item, result, done, now)
+
+    def _start_clock(self, engine: Engine, now: float) -> None:
+        """The first batch of an engine has so long from now, or from when it became the first."""
+        batch = next(iter(engine.batches.values()), None)
+        if batch is not None and batch.clock is None:
+            batch.clock = self._timers.at(now + self._forward_seconds, lambda _: self._hands.stop_engine(engine.index))
 
     def _tell_encoded(
         self, engine: Engine, batch: Batch, item: Computation, result: ItemResult, done: BatchDone, now: float

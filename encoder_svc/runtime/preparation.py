@@ -24,6 +24,8 @@ from epd.internal.v1.media_worker_pb2 import ModelInput
 
 ITEMS_AT_A_WORKER = 2
 
+_SWEEP_SLACK = 64
+
 _ITEM_COST_BYTES = 16_384
 """What an item costs beside its bytes, in bytes, for fairness between prompts."""
 
@@ -107,6 +109,7 @@ class Preparation:
         self._workers: dict[int, deque[_Job]] = {}
         self._clocks: dict[int, Timer] = {}
         self._stopping: set[int] = set()
+        self._alone: Timer | None = None
         self._waiting: list[tuple[tuple[int, int, int], _Job]] = []
         self._jobs: dict[int, _Job] = {}
 
@@ -158,6 +161,9 @@ class Preparation:
     def worker_ready(self, worker: int) -> None:
         """A worker takes items."""
         self._workers[worker] = deque()
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
 
     def worker_lost(self, worker: int, now: float) -> None:
         """A worker died. The item that it worked on fails; those behind it go to the next worker."""
@@ -182,6 +188,9 @@ class Preparation:
                 computation.move(PartState.QUEUED)
                 self.enqueue(computation)
 
+        if not self._workers:
+            self._alone = self._timers.at(now + self._space_seconds, self._workers_overdue)
+
     def measured(self, worker: int, key: int, layout: EmbeddingChunk, model_input: ModelInput, now: float) -> None:
         """A worker knows the shape of an item and waits for space."""
         job = self._job(worker, key)
@@ -203,6 +212,10 @@ class Preparation:
         job.waits_for_space = True
         job.space_timer = self._timers.at(now + self._space_seconds, lambda at: self._space_overdue(job, at))
         heapq.heappush(self._waiting, (computation.place, job))
+        if len(self._waiting) > 2 * ITEMS_AT_A_WORKER * len(self._workers) + _SWEEP_SLACK:
+            # Cancels must not let the heap grow while its oldest item waits for space.
+            self._waiting = [entry for entry in self._waiting if entry[-1].waits_for_space]
+            heapq.heapify(self._waiting)
 
     def prepared(self, worker: int, key: int, prepare_seconds: float, now: float) -> None:
         """A worker has written an item's input."""
@@ -295,6 +308,13 @@ class Preparation:
             self._listener.failed(job.computation, ServiceError(Reason.MEDIA_TIMEOUT, message), now)
         self._stopping.add(worker)
         self._hands.stop(worker)
+
+    def _workers_overdue(self, now: float) -> None:
+        """No worker has come back: what waits for one fails."""
+        self._alone = self._timers.at(now + self._space_seconds, self._workers_overdue)
+        message = f"no media worker was ready in {self._space_seconds:g} s; the server is starting one again"
+        for computation in self._queue.drain():
+            self._listener.failed(computation, ServiceError(Reason.NOT_READY, message, retry_after=5.0), now)
 
     def _space_overdue(self, job: _Job, now: float) -> None:
         if not job.waits_for_space:

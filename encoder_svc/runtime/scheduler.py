@@ -29,7 +29,7 @@ from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.preparation import MediaHands, Preparation
 from encoder_svc.runtime.requests import Request, RequestTable, Sink
 from encoder_svc.runtime.service import LoadFigures
-from encoder_svc.runtime.slots import ContentName, Slot, SlotState
+from encoder_svc.runtime.slots import ContentName, Slot, SlotState, footprint
 from encoder_svc.runtime.store import Store
 from encoder_svc.runtime.timers import Timers
 from encoder_svc.runtime.uploads import Uploads
@@ -291,9 +291,9 @@ class Scheduler:
         self.encoding.engine_lost(index, now)
         self._pump(now)
 
-    def batch_started(self, index: int, batch_id: int, now: float) -> None:
+    def batch_started(self, index: int, batch_id: int) -> None:
         """An engine began a forward."""
-        self.encoding.batch_started(index, batch_id, now)
+        self.encoding.batch_started(index, batch_id)
 
     def batch_done(self, index: int, done: BatchDone, now: float) -> None:
         """An engine has run a batch."""
@@ -553,10 +553,11 @@ class Scheduler:
     def _fits_prompt(self, part: Part, nbytes: int, now: float) -> bool:
         """Charges the part's prompt for an embedding; fails the part if that is more than a prompt may take."""
         command = part.request.command
-        if command.delivery == Delivery.DELIVERY_CACHE_ONLY and nbytes <= self.encoding.capacity:
+        if command.delivery == Delivery.DELIVERY_CACHE_ONLY and footprint(nbytes) <= self.encoding.capacity:
             return True
         limit = min(self._rules.prompt_bytes, self.encoding.capacity)
-        total = part.request.prompt.slot_bytes + nbytes
+        taken = footprint(nbytes)
+        total = part.request.prompt.slot_bytes + taken
         if total > limit:
             message = (
                 f"the embeddings of this prompt need {total} bytes and one prompt may take {limit}; ask for fewer "
@@ -565,7 +566,7 @@ class Scheduler:
             self._fail(part, ServiceError(Reason.PROMPT_TOO_LARGE, message), now)
             return False
         part.request.prompt.slot_bytes = total
-        part.slot_bytes = nbytes
+        part.slot_bytes = taken
         return True
 
     def _doubt(self, slot: Slot) -> None:

@@ -79,7 +79,12 @@ class Slot:
     @property
     def end(self) -> int:
         """Where the next place begins, in bytes from the start of the arena."""
-        return self.offset + -(-(self.nbytes + slot_header.SIZE) // ALIGNMENT) * ALIGNMENT
+        return self.offset + footprint(self.nbytes)
+
+
+def footprint(nbytes: int) -> int:
+    """Bytes of an arena that a payload of ``nbytes`` takes, with its header."""
+    return -(-(nbytes + slot_header.SIZE) // ALIGNMENT) * ALIGNMENT
 
 
 class SlotTable:
@@ -111,8 +116,8 @@ class SlotTable:
 
     @property
     def capacity(self) -> int:
-        """The largest payload that fits into an empty arena, in bytes."""
-        return self._allocator.size - slot_header.SIZE
+        """The largest :func:`footprint` that fits into an empty arena, in bytes."""
+        return self._allocator.size
 
     @property
     def live(self) -> tuple[Slot, ...]:
