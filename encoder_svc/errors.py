@@ -79,6 +79,11 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     """The caller's deadline passed before the part was READY."""
 
+    CONTENT_UNKNOWN = "CONTENT_UNKNOWN"
+    """No embedding of this content is here."""
+    UPLOAD_UNKNOWN = "UPLOAD_UNKNOWN"
+    """No such upload, or its time is over."""
+
     LEASE_UNKNOWN = "LEASE_UNKNOWN"
     """No such lease, or it was forgotten."""
     LEASE_EXPIRED = "LEASE_EXPIRED"

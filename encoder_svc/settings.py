@@ -81,6 +81,9 @@ class Settings(BaseModel):
     channelz: bool = _field("Listening", False, "answer gRPC channelz, for looking into connections")
     metrics_listen: str = _field("Listening", "", "HOST:PORT of Prometheus metrics; empty serves none")
 
+    engines: Positive = _field("Resources", 1, "engines on the one device of --device, each a process with an arena")
+    devices: str = _field("Resources", "", "devices with commas between them, one engine each; instead of --device")
+    media_workers: Positive = _field("Resources", 1, "processes that decode and preprocess")
     media_threads: Positive = _field("Resources", 1, "threads of one item's preprocessing")
     engine_threads: int = _field("Resources", 0, "threads of a forward on a CPU; 0 takes one for each core", ge=0)
     arena_bytes: ByteSize = _field("Resources", "1GiB", "memory that holds embeddings, per engine", ge=1 << 20)
@@ -95,6 +98,10 @@ class Settings(BaseModel):
     )
     prompt_arena_share: float = _field("Resources", 0.5, "share of an arena that one prompt may take", gt=0, le=1)
 
+    max_queued_patches: Positive = _field("Limits", 1_000_000, "patches of all parts that have not ended")
+    max_upload_bytes: ByteSize = _field("Limits", "64MiB", "size of one uploaded file", ge=1)
+    max_uploads_bytes: ByteSize = _field("Limits", "256MiB", "size of all uploaded files that are held", ge=1)
+    upload_seconds: Seconds = _field("Limits", 120.0, "time that an uploaded file is kept")
     max_inline_bytes: ByteSize = _field("Limits", "8MiB", "size of one media file inside a request", ge=1)
     max_message_bytes: ByteSize = _field("Limits", "64MiB", "size of one gRPC message", ge=1 << 16)
     max_items: Positive = _field("Limits", 128, "items of one request")
@@ -106,6 +113,7 @@ class Settings(BaseModel):
         "Limits", "512MiB", "media bytes of all requests that wait to be prepared", ge=1 << 20
     )
     prepare_seconds: Seconds = _field("Limits", 30.0, "time in which one item must be decoded")
+    forward_seconds: Seconds = _field("Limits", 120.0, "time in which one forward must end; then its engine is killed")
     space_seconds: Seconds = _field("Limits", 30.0, "time that a part waits for space before it fails")
 
     fetch_schemes: Names = _field(
@@ -144,6 +152,9 @@ class Settings(BaseModel):
     restart_seconds: Seconds = _field(
         "Operation", 0.5, "pause before a dead process is started again; doubles up to 30 s while it keeps dying"
     )
+    canary_seconds: Seconds = _field(
+        "Operation", 30.0, "an engine that encoded nothing for so long is tried with a canary"
+    )
     drain_seconds: Seconds = _field("Operation", 10.0, "time that admitted work has to end after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = _field("Operation", "info", "least severity of log lines")
 
@@ -157,13 +168,21 @@ class Settings(BaseModel):
     @field_validator("device")
     @classmethod
     def _is_device(cls, value: str) -> str:
-        kind, _, index = value.partition(":")
-        if value not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):
+        if value != "auto" and not _names_device(value):
             raise ValueError("not a device; use auto, cpu, cuda or cuda:N")
+        return value
+
+    @field_validator("devices")
+    @classmethod
+    def _are_devices(cls, value: str) -> str:
+        if value and not all(_names_device(name.strip()) for name in value.split(",")):
+            raise ValueError("not devices with commas between them; use cpu, cuda or cuda:N for each")
         return value
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:
+        if self.devices and (self.device != "auto" or self.engines != 1):
+            raise ValueError("devices names one device for each engine; leave device and engines out with it")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together; give both or neither")
         if self.tls_client_ca is not None and self.tls_certificate is None:
@@ -189,6 +208,11 @@ class Settings(BaseModel):
             return ipaddress.ip_address(host).is_loopback
         except ValueError:
             return False
+
+
+def _names_device(name: str) -> bool:
+    kind, _, index = name.partition(":")
+    return name in ("cpu", "cuda") or (kind == "cuda" and index.isdecimal())
 
 
 def split_address(address: str) -> tuple[str, int]:

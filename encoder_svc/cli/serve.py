@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from encoder_svc.cli.device import resolve_device
+from encoder_svc.media.fetch import Fetcher
+from encoder_svc.media.fetch_policy import FetchPolicy
 from encoder_svc.models.dtypes import resolve_dtype
 from encoder_svc.models.registry import check_servable
 from encoder_svc.rpc.server import RpcServer
-from encoder_svc.runtime.front import Front, Serving
+from encoder_svc.runtime.configuration import Serving
+from encoder_svc.runtime.front import Front
 from encoder_svc.settings import Settings, add_arguments, load_settings, split_address
 from encoder_svc.telemetry.logging import configure_logging
 from encoder_svc.telemetry.loop_lag import LoopLag
@@ -65,25 +68,35 @@ def run(arguments: argparse.Namespace) -> int:
     """
     settings = load_settings(arguments)
     checkpoint = check_servable(settings.model)
-    device = resolve_device(settings.device)
-    dtype = resolve_dtype(settings.dtype, checkpoint.dtype, device)
+    devices = _devices(settings)
+    dtype = resolve_dtype(settings.dtype, checkpoint.dtype, devices[0])
     configure_logging(settings.log_level, "front")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, checkpoint.name, device, dtype))
+        return runner.run(_serve(settings, checkpoint.name, devices, dtype))
 
 
-async def _serve(settings: Settings, model_name: str, device: str, dtype: str) -> int:
+def _devices(settings: Settings) -> tuple[str, ...]:
+    """One for each engine."""
+    if settings.devices:
+        return tuple(name.strip() for name in settings.devices.split(","))
+    return (resolve_device(settings.device),) * settings.engines
+
+
+async def _serve(settings: Settings, model_name: str, devices: tuple[str, ...], dtype: str) -> int:
     stop, stop_at_once = _signals()
     metrics = Metrics()
     server = RpcServer(settings, metrics)
     _say(f"listening on {server.address}")
-    serving = Serving(grpc_target=server.target, model_name=model_name, device=device, dtype=dtype)
+    serving = Serving(grpc_target=server.target, model_name=model_name, devices=devices, dtype=dtype)
     with LoopLag() as lag, _metrics_endpoint(settings, metrics):
-        async with Front(settings, serving, metrics, lag.worst) as front:
+        async with (
+            Fetcher(FetchPolicy.from_settings(settings)) as fetcher,
+            Front(settings, serving, fetcher, metrics, lag.worst) as front,
+        ):
             await server.start(front)
             observer = asyncio.create_task(_observe(front, metrics), name="observe")
             try:
-                _say(f"loading the towers of {model_name} in {dtype} on {device}")
+                _say(f"loading the towers of {model_name} in {dtype} on {', '.join(devices)}")
                 if not await _unless(stop, front.wait_ready()):
                     return 0
                 _say(f"encoder-svc ready target={server.target}")

@@ -39,45 +39,49 @@ class ErrorRow:
     alone does not help, and there is no ``RetryInfo``."""
 
 
-ERROR_TABLE = MappingProxyType({
-    Reason.REQUEST_INVALID: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
-    Reason.MODALITY_UNSUPPORTED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
-    Reason.NOT_IMPLEMENTED: ErrorRow(grpc.StatusCode.UNIMPLEMENTED),
-    Reason.REQUEST_ID_LIVE: ErrorRow(grpc.StatusCode.ALREADY_EXISTS),
-    Reason.PART_ALREADY_SUBMITTED: ErrorRow(grpc.StatusCode.ALREADY_EXISTS),
-    Reason.FINGERPRINT_MISMATCH: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
-    Reason.MEDIA_EMPTY: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
-    Reason.MEDIA_UNRECOGNIZED: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
-    Reason.MEDIA_TRUNCATED: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
-    Reason.MEDIA_CORRUPT: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
-    Reason.MEDIA_UNSUPPORTED: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
-    Reason.MEDIA_TOO_LARGE: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
-    Reason.MEDIA_DIGEST_MISMATCH: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
-    # Not DEADLINE_EXCEEDED, which would look like the caller's own deadline.
-    Reason.MEDIA_TIMEOUT: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED),
-    Reason.MEDIA_WORKER_LOST: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
-    Reason.URI_FORBIDDEN: ErrorRow(grpc.StatusCode.PERMISSION_DENIED),
-    Reason.FETCH_REFUSED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
-    Reason.FETCH_FAILED: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
-    Reason.FETCH_TIMEOUT: ErrorRow(grpc.StatusCode.DEADLINE_EXCEEDED),
-    Reason.FETCH_TOO_LARGE: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
-    Reason.ADMISSION_FULL: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=0.5),
-    Reason.SPACE_TIMEOUT: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=1.0),
-    Reason.PROMPT_TOO_LARGE: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
-    Reason.NOT_READY: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
-    Reason.ENGINE_LOST: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
-    Reason.FORWARD_FAILED: ErrorRow(grpc.StatusCode.INTERNAL),
-    Reason.OUT_OF_MEMORY: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED),
-    Reason.OUTPUT_NOT_FINITE: ErrorRow(grpc.StatusCode.INTERNAL),
-    Reason.SHUTTING_DOWN: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
-    Reason.DEADLINE_EXCEEDED: ErrorRow(grpc.StatusCode.DEADLINE_EXCEEDED),
-    Reason.LEASE_UNKNOWN: ErrorRow(grpc.StatusCode.NOT_FOUND),
-    Reason.LEASE_EXPIRED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
-    Reason.LEASE_RELEASED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
-    Reason.LEASE_REVOKED: ErrorRow(grpc.StatusCode.ABORTED),
-    Reason.RANGE_INVALID: ErrorRow(grpc.StatusCode.OUT_OF_RANGE),
-    Reason.INTERNAL: ErrorRow(grpc.StatusCode.INTERNAL),
-})
+ERROR_TABLE = MappingProxyType(
+    {
+        Reason.REQUEST_INVALID: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        Reason.MODALITY_UNSUPPORTED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
+        Reason.NOT_IMPLEMENTED: ErrorRow(grpc.StatusCode.UNIMPLEMENTED),
+        Reason.REQUEST_ID_LIVE: ErrorRow(grpc.StatusCode.ALREADY_EXISTS),
+        Reason.PART_ALREADY_SUBMITTED: ErrorRow(grpc.StatusCode.ALREADY_EXISTS),
+        Reason.FINGERPRINT_MISMATCH: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
+        Reason.MEDIA_EMPTY: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        Reason.MEDIA_UNRECOGNIZED: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        Reason.MEDIA_TRUNCATED: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        Reason.MEDIA_CORRUPT: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        Reason.MEDIA_UNSUPPORTED: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        Reason.MEDIA_TOO_LARGE: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        Reason.MEDIA_DIGEST_MISMATCH: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        # Not DEADLINE_EXCEEDED, which would look like the caller's own deadline; FETCH_TIMEOUT neither.
+        Reason.MEDIA_TIMEOUT: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED),
+        Reason.MEDIA_WORKER_LOST: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
+        Reason.URI_FORBIDDEN: ErrorRow(grpc.StatusCode.PERMISSION_DENIED),
+        Reason.FETCH_REFUSED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
+        Reason.FETCH_FAILED: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
+        Reason.FETCH_TIMEOUT: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED),
+        Reason.FETCH_TOO_LARGE: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        Reason.ADMISSION_FULL: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=0.5),
+        Reason.SPACE_TIMEOUT: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=1.0),
+        Reason.PROMPT_TOO_LARGE: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        Reason.NOT_READY: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
+        Reason.ENGINE_LOST: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
+        Reason.FORWARD_FAILED: ErrorRow(grpc.StatusCode.INTERNAL),
+        Reason.OUT_OF_MEMORY: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED),
+        Reason.OUTPUT_NOT_FINITE: ErrorRow(grpc.StatusCode.INTERNAL),
+        Reason.SHUTTING_DOWN: ErrorRow(grpc.StatusCode.UNAVAILABLE, retry_after=1.0),
+        Reason.DEADLINE_EXCEEDED: ErrorRow(grpc.StatusCode.DEADLINE_EXCEEDED),
+        Reason.CONTENT_UNKNOWN: ErrorRow(grpc.StatusCode.NOT_FOUND),
+        Reason.UPLOAD_UNKNOWN: ErrorRow(grpc.StatusCode.NOT_FOUND),
+        Reason.LEASE_UNKNOWN: ErrorRow(grpc.StatusCode.NOT_FOUND),
+        Reason.LEASE_EXPIRED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
+        Reason.LEASE_RELEASED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
+        Reason.LEASE_REVOKED: ErrorRow(grpc.StatusCode.ABORTED),
+        Reason.RANGE_INVALID: ErrorRow(grpc.StatusCode.OUT_OF_RANGE),
+        Reason.INTERNAL: ErrorRow(grpc.StatusCode.INTERNAL),
+    }
+)
 
 
 def to_status(error: ServiceError) -> Status:
@@ -139,7 +143,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(
             self._tell(behaviour, method),
-            request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
         )
 
     def _tell(self, behaviour: _Handler, method: str) -> _Handler:

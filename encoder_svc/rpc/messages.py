@@ -22,21 +22,38 @@ def to_event(event: Event) -> pb.Event:
         case ChunkEvent():
             return pb.Event(chunk=event.chunk)
         case Accepted():
-            return pb.Event(accepted=pb.Accepted(
-                request_id=event.request_id, prompt_id=event.prompt_id, num_parts=event.num_parts,
-                encoder=event.encoder,
-            ))
+            return pb.Event(
+                accepted=pb.Accepted(
+                    request_id=event.request_id,
+                    prompt_id=event.prompt_id,
+                    num_parts=event.num_parts,
+                    encoder=event.encoder,
+                )
+            )
         case PartFailed():
-            return pb.Event(part_failed=pb.PartFailed(
-                prompt_id=event.prompt_id, request_id=event.request_id, part_idx=event.part_idx,
-                status=to_status(event.error),
-            ))
+            return pb.Event(
+                part_failed=pb.PartFailed(
+                    prompt_id=event.prompt_id,
+                    request_id=event.request_id,
+                    part_idx=event.part_idx,
+                    status=to_status(event.error),
+                )
+            )
         case PartCancelled():
-            return pb.Event(part_cancelled=pb.PartCancelled(
-                prompt_id=event.prompt_id, request_id=event.request_id, part_idx=event.part_idx,
-            ))
+            return pb.Event(
+                part_cancelled=pb.PartCancelled(
+                    prompt_id=event.prompt_id,
+                    request_id=event.request_id,
+                    part_idx=event.part_idx,
+                )
+            )
         case Completed():
-            return pb.Event(complete=pb.Complete(
-                ready=event.ready, failed=event.failed, cancelled=event.cancelled, from_cache=event.from_cache,
-                total=to_duration(event.total_seconds),
-            ))
+            return pb.Event(
+                complete=pb.Complete(
+                    ready=event.ready,
+                    failed=event.failed,
+                    cancelled=event.cancelled,
+                    from_cache=event.from_cache,
+                    total=to_duration(event.total_seconds),
+                )
+            )

@@ -51,9 +51,7 @@ class RpcServer:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
         self._health = HealthReporter(SERVICE)
-        self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(SERVICE, metrics)], options=_options(settings)
-        )
+        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(SERVICE, metrics)], options=_options(settings))
         host, _ = split_address(settings.listen)
         self.port = self._bind()
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"

@@ -9,15 +9,28 @@ reliably closed, and what it holds would leak. What a handler raises becomes a s
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.rpc.identity import identity_of
+from encoder_svc.rpc.load_report import LOAD_REPORT_KEY, load_report
+from encoder_svc.rpc.media_options import invalid
 from encoder_svc.rpc.messages import to_duration, to_event
 from encoder_svc.rpc.outbox import Outbox
-from encoder_svc.rpc.validation import to_cancel_command, to_encode_command, to_releases, to_renewals
+from encoder_svc.rpc.validation import (
+    check_piece,
+    check_upload_header,
+    to_acquire_command,
+    to_cancel_command,
+    to_encode_command,
+    to_releases,
+    to_renewals,
+)
 from encoder_svc.runtime.service import EncoderRuntime
+from encoder_svc.runtime.uploads import Upload
 from encoder_svc.settings import Settings
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceServicer
@@ -43,7 +56,8 @@ class EncoderServicer(EncoderServiceServicer):
         """Writes the events of the request until it is complete; whatever else ends the call abandons it."""
         remaining = context.time_remaining()
         command = to_encode_command(
-            request, self._settings,
+            request,
+            self._settings,
             identity=identity_of(context, mutual_tls=self._mutual_tls),
             deadline=None if remaining is None else self._runtime.now() + remaining,
             new_id=lambda: uuid.uuid4().hex,
@@ -60,6 +74,7 @@ class EncoderServicer(EncoderServiceServicer):
                 await context.write(pb.EncodeResponse(events=map(to_event, events)))
         finally:
             call.abandon()
+            context.set_trailing_metadata(((LOAD_REPORT_KEY, load_report(self._runtime.load())),))
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> None:
         """Writes the bytes in pieces. The lease is looked at for each, so that none is sent after its end."""
@@ -67,7 +82,8 @@ class EncoderServicer(EncoderServiceServicer):
         end = request.offset + request.length if request.length else nbytes
         if request.offset > nbytes or end > nbytes:
             raise ServiceError(
-                Reason.RANGE_INVALID, f"the slot has {nbytes} bytes; bytes {request.offset} to {end} are not in it",
+                Reason.RANGE_INVALID,
+                f"the slot has {nbytes} bytes; bytes {request.offset} to {end} are not in it",
                 field="length" if request.offset <= nbytes else "offset",
             )
         for offset in range(request.offset, end, PIECE_BYTES):
@@ -77,18 +93,22 @@ class EncoderServicer(EncoderServiceServicer):
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         """Gives leases back."""
         states = self._runtime.release(to_releases(request))
-        return pb.ReleaseResponse(leases=[
-            pb.LeaseStatus(lease_id=lease.lease_id, state=state)
-            for lease, state in zip(request.leases, states, strict=True)
-        ])
+        return pb.ReleaseResponse(
+            leases=[
+                pb.LeaseStatus(lease_id=lease.lease_id, state=state)
+                for lease, state in zip(request.leases, states, strict=True)
+            ]
+        )
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         """Extends leases."""
         leases, ttl = to_renewals(request, self._settings)
-        return pb.RenewResponse(leases=[
-            pb.LeaseStatus(lease_id=lease, state=outcome.state, ttl=to_duration(outcome.ttl))
-            for lease, outcome in zip(leases, self._runtime.renew(leases, ttl), strict=True)
-        ])
+        return pb.RenewResponse(
+            leases=[
+                pb.LeaseStatus(lease_id=lease, state=outcome.state, ttl=to_duration(outcome.ttl))
+                for lease, outcome in zip(leases, self._runtime.renew(leases, ttl), strict=True)
+            ]
+        )
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
         """Cancels the caller's own parts that are not READY."""
@@ -100,14 +120,38 @@ class EncoderServicer(EncoderServiceServicer):
         """Tells what the server is and is doing."""
         return self._runtime.describe()
 
-    async def Upload(self, request_iterator: Any, context: Any) -> pb.UploadResponse:
-        """Not there yet."""
-        limit = int(self._settings.max_inline_bytes)
-        raise _to_come("Upload", f"send media of up to {limit} bytes in `MediaItem.data`")
+    async def Upload(self, request_iterator: AsyncIterator[pb.UploadRequest], context: Any) -> pb.UploadResponse:
+        """Takes a file in pieces; one that does not come whole is forgotten."""
+        upload: Upload | None = None
+        header = pb.UploadHeader()
+        try:
+            async for request in request_iterator:
+                kind = request.WhichOneof("message")
+                if kind == "header" and upload is None:
+                    header = request.header
+                    check_upload_header(header)
+                    identity = identity_of(context, mutual_tls=self._mutual_tls)
+                    upload = self._runtime.begin_upload(identity, header.total_bytes)
+                elif kind == "piece" and upload is not None:
+                    check_piece(request.piece)
+                    self._runtime.add_to_upload(upload, request.piece)
+                else:
+                    raise invalid("message", "the header comes first, once, then the pieces")
+            if upload is None:
+                raise invalid("message", "the header is missing")
+            finished = self._runtime.finish_upload(upload, header.sha256)
+        finally:
+            if upload is not None:
+                self._runtime.abandon_upload(upload)
+        response = pb.UploadResponse(upload_id=finished.id, sha256=finished.sha256)
+        response.expiry.FromNanoseconds(time.time_ns() + int(finished.seconds * 1e9))
+        return response
 
     async def Acquire(self, request: pb.AcquireRequest, context: Any) -> pb.AcquireResponse:
-        """Not there yet."""
-        raise _to_come("Acquire", "call Encode")
+        """Leases what is cached."""
+        identity = identity_of(context, mutual_tls=self._mutual_tls)
+        command = to_acquire_command(request, self._settings, identity=identity)
+        return pb.AcquireResponse(chunk=self._runtime.acquire(command))
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Any) -> None:
         """Not there yet."""

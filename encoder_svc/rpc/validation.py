@@ -7,15 +7,16 @@ show (empty, not an image, too many pixels) is left to the media workers: it fai
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.rpc.media_options import check_not_negative, check_options, invalid
-from encoder_svc.runtime.commands import CancelCommand, EncodeCommand, ItemCommand
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, ItemCommand
 from encoder_svc.settings import Settings
 from epd.encoder.v1.encoder_service_pb2 import (
+    AcquireRequest,
     CachePolicy,
     CancelRequest,
     Delivery,
@@ -23,6 +24,7 @@ from epd.encoder.v1.encoder_service_pb2 import (
     ReadOutcome,
     ReleaseRequest,
     RenewRequest,
+    UploadHeader,
 )
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 
@@ -35,11 +37,10 @@ DIGEST_BYTES = 32
 """Of SHA-256, content keys and fingerprints."""
 PRIORITIES = range(-100, 101)
 
-_SOURCES_TO_COME = {
-    "uri": "this version of the server fetches no addresses; send the bytes in `data`",
-    "upload_id": "this version of the server takes no uploads; send the bytes in `data`",
-    "content_key": "this version of the server keeps no embeddings by content; send the bytes in `data`",
-}
+MAX_URI_BYTES = 8192
+"""Of an address that is fetched. `data:` addresses are bounded like inline media."""
+MAX_PIECE_BYTES = 1 << 20
+"""Of an upload's piece."""
 
 
 def to_encode_command(
@@ -74,6 +75,8 @@ def to_encode_command(
         raise invalid("cache_salt", f"{len(request.cache_salt)} bytes; at most {MAX_SALT_BYTES}")
     _check_digest(request.expected_fingerprint, "expected_fingerprint")
     delivery, receivers = _delivery(request, settings)
+    if delivery == Delivery.DELIVERY_CACHE_ONLY and request.cache_policy == CachePolicy.CACHE_POLICY_BYPASS:
+        raise invalid("cache_policy", "BYPASS keeps nothing, and DELIVERY_CACHE_ONLY only keeps; use USE or REFRESH")
     lease_ttl = _ttl(request.lease_ttl, "lease_ttl", settings)
     _check_places(request.items, num_parts)
     items = tuple(_item(item, f"items[{i}]", settings) for i, item in enumerate(request.items))
@@ -94,6 +97,47 @@ def to_encode_command(
         deadline=deadline,
         skip_layout=request.skip_layout,
     )
+
+
+def to_acquire_command(request: AcquireRequest, settings: Settings, *, identity: str) -> AcquireCommand:
+    """Checks an ``Acquire`` request and turns it into a command.
+
+    Raises:
+        ServiceError: a field is wrong.
+    """
+    _check_digest(request.content_key, "content_key", required=True)
+    _check_name(request.prompt_id, "prompt_id")
+    num_parts = request.num_parts or 1
+    if request.part_idx >= num_parts:
+        raise invalid("part_idx", f"{request.part_idx} is not below num_parts ({num_parts}); parts are counted from 0")
+    return AcquireCommand(
+        identity=identity,
+        content_key=request.content_key,
+        receivers=_receivers(request.receivers, settings, caller_may_be_one=True),
+        prompt_id=request.prompt_id,
+        part_idx=request.part_idx,
+        num_parts=num_parts,
+        lease_ttl=_ttl(request.lease_ttl, "lease_ttl", settings),
+    )
+
+
+def check_upload_header(header: UploadHeader) -> None:
+    """Checks the first message of an ``Upload``.
+
+    Raises:
+        ServiceError: a field is wrong.
+    """
+    _check_digest(header.sha256, "header.sha256")
+
+
+def check_piece(piece: bytes) -> None:
+    """Checks a later message of an ``Upload``.
+
+    Raises:
+        ServiceError: it is too large.
+    """
+    if len(piece) > MAX_PIECE_BYTES:
+        raise invalid("piece", f"{len(piece)} bytes; a piece has at most {MAX_PIECE_BYTES}")
 
 
 def to_cancel_command(request: CancelRequest, *, identity: str) -> CancelCommand:
@@ -142,26 +186,25 @@ def _delivery(request: EncodeRequest, settings: Settings) -> tuple[Delivery, tup
         if request.receivers:
             raise invalid("receivers", "receivers are named only with DELIVERY_RECEIVERS")
         if request.delivery == Delivery.DELIVERY_CACHE_ONLY:
-            raise ServiceError(
-                Reason.NOT_IMPLEMENTED, "delivery: this version of the server has no cache; use DELIVERY_CALLER",
-                field="delivery",
-            )
+            return Delivery.DELIVERY_CACHE_ONLY, ()
         return Delivery.DELIVERY_CALLER, ("",)
     if not request.receivers:
         raise invalid("receivers", "DELIVERY_RECEIVERS needs the names of the receivers")
-    if len(request.receivers) > settings.max_receivers:
-        raise invalid(
-            "receivers", f"{len(request.receivers)}; at most {settings.max_receivers} (Limits.max_receivers)"
-        )
+    return Delivery.DELIVERY_RECEIVERS, _receivers(request.receivers, settings, caller_may_be_one=False)
+
+
+def _receivers(names: Sequence[str], settings: Settings, *, caller_may_be_one: bool) -> tuple[str, ...]:
+    if len(names) > settings.max_receivers:
+        raise invalid("receivers", f"{len(names)}; at most {settings.max_receivers} (Limits.max_receivers)")
     seen: set[str] = set()
-    for i, name in enumerate(request.receivers):
-        if not name:
+    for i, name in enumerate(names):
+        if not name and not caller_may_be_one:
             raise invalid(f"receivers[{i}]", "a receiver needs a name")
         _check_name(name, f"receivers[{i}]")
         if name in seen:
             raise invalid(f"receivers[{i}]", "is named twice")
         seen.add(name)
-    return Delivery.DELIVERY_RECEIVERS, tuple(request.receivers)
+    return tuple(names)
 
 
 def _check_places(items: Iterable[MediaItem], num_parts: int) -> None:
@@ -184,26 +227,49 @@ def _item(item: MediaItem, path: str, settings: Settings) -> ItemCommand:
     _check_digest(item.content_sha256, f"{path}.content_sha256")
     check_options(item, path)
     files = _files(item, path, settings)
-    item.ClearField("source")
+    frames_per_second = item.frames.fps if item.WhichOneof("source") == "frames" else None
+    if files:
+        item.ClearField("source")
     # A copy of its own: the item would keep the whole request alive, media and all.
     lean = MediaItem()
     lean.CopyFrom(item)
+    if frames_per_second is not None:
+        lean.frames.fps = frames_per_second
+        lean.frames.SetInParent()
     return ItemCommand(item=lean, files=files)
 
 
 def _files(item: MediaItem, path: str, settings: Settings) -> tuple[bytes, ...]:
-    source = item.WhichOneof("source")
-    if source is None:
-        raise invalid(path, "has no media: set `data`")
-    if source == "content_key":
-        _check_digest(item.content_key, f"{path}.content_key", required=True)
-    if source in _SOURCES_TO_COME:
-        raise ServiceError(
-            Reason.NOT_IMPLEMENTED, f"{path}.{source}: {_SOURCES_TO_COME[source]}", field=f"{path}.{source}"
-        )
+    """The media files that are in the item; none if it says where they are."""
+    match item.WhichOneof("source"):
+        case None:
+            raise invalid(path, "has no media: set `data`, `uri`, `upload_id`, `content_key` or `frames`")
+        case "content_key":
+            _check_digest(item.content_key, f"{path}.content_key", required=True)
+            return ()
+        case "upload_id":
+            _check_name(item.upload_id, f"{path}.upload_id")
+            return ()
+        case "uri":
+            _check_uri(item.uri, f"{path}.uri", settings)
+            return ()
+        case source:
+            return _inline_files(item, source, path, settings)
+
+
+def _check_uri(uri: str, path: str, settings: Settings) -> None:
+    inline = uri[:5].lower() == "data:"
+    most = int(settings.max_inline_bytes) * 4 // 3 + MAX_URI_BYTES if inline else MAX_URI_BYTES
+    if len(uri) > most:
+        raise invalid(path, f"{len(uri)} characters; at most {most}")
+
+
+def _inline_files(item: MediaItem, source: str, path: str, settings: Settings) -> tuple[bytes, ...]:
     if source == "data":
         files: tuple[bytes, ...] = (item.data,)
     else:
+        if item.content_sha256:
+            raise invalid(f"{path}.content_sha256", "is the digest of one file; frames have none")
         if item.modality != Modality.MODALITY_VIDEO:
             raise invalid(f"{path}.frames", "only MODALITY_VIDEO is given as frames")
         if not item.frames.frames:

@@ -1,11 +1,25 @@
-"""One rule that decides whether a request may come in, charged by cost: parts that have not ended, and media bytes."""
+"""One rule that decides whether a request may come in, charged by cost: parts, media bytes, and patches.
+
+A part is charged from its admission to its end; its media bytes until they are not needed any more; its patches by an
+estimate until it is measured.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from encoder_svc.errors import Reason, ServiceError
+from encoder_svc.runtime.parts import Part
+from epd.encoder.v1.media_pb2 import Modality
 
 _LONGEST_RETRY_SECONDS = 30.0
 _SHORTEST_RETRY_SECONDS = 0.05
+_FIRST_ESTIMATE_PATCHES = 1024
+_ESTIMATE_WEIGHT = 0.1
+"""Of the newest item in the mean of measured ones."""
+_RATE_SECONDS = 5.0
+"""The rate at which parts end is a mean over about so long."""
 
 
 class Admission:
@@ -13,35 +27,52 @@ class Admission:
 
     Args:
         max_parts: parts that have not ended.
-        max_bytes: media bytes of parts that have not been prepared.
+        max_bytes: media bytes that are held.
+        max_patches: patches of parts that have not ended.
     """
 
-    def __init__(self, max_parts: int, max_bytes: int) -> None:
+    def __init__(self, max_parts: int, max_bytes: int, max_patches: int) -> None:
         self._max_parts = max_parts
         self._max_bytes = max_bytes
+        self._max_patches = max_patches
         self.parts = 0
         self.media_bytes = 0
-        self._seconds_per_part = 0.05
-        self._last_end: float | None = None
+        self.patches = 0
+        self._estimates: dict[int, float] = {}
+        self._ends = 0.0
+        self._ends_at = 0.0
 
-    def enter(self, parts: int, media_bytes: int) -> None:
+    def estimate(self, modality: Modality) -> int:
+        """Patches of an item that has not been measured: the mean of those that have."""
+        return round(self._estimates.get(modality, _FIRST_ESTIMATE_PATCHES))
+
+    def enter(self, media_bytes: int, patches: Sequence[int], now: float) -> None:
         """Charges a request.
+
+        Args:
+            media_bytes: of all its items.
+            patches: of each of its items, as estimated.
+            now: the time.
 
         Raises:
             ServiceError: there is no room for it now, with the time after which there may be; or there never is.
         """
+        parts = len(patches)
         if parts > self._max_parts or media_bytes > self._max_bytes:
             raise ServiceError(
                 Reason.REQUEST_INVALID,
-                f"{parts} items with {media_bytes} media bytes are more than the server ever "
-                f"holds ({self._max_parts} items, {self._max_bytes} bytes); send several requests under one prompt_id",
+                f"{parts} items with {media_bytes} media bytes are more than the server ever holds "
+                f"({self._max_parts} items, {self._max_bytes} bytes); send several requests under one prompt_id",
                 field="items",
             )
-        too_many = self.parts + parts - self._max_parts
-        too_large = self.media_bytes + media_bytes > self._max_bytes
-        if too_many > 0 or too_large:
-            # Parts end at a rate that is measured: as many as are too many must end first.
-            wait = self._seconds_per_part * max(too_many, 1)
+        # An estimate may be wrong, so it never refuses a request that would be alone.
+        excess = max(
+            self._ends_needed(self.parts + parts, self._max_parts, self.parts),
+            self._ends_needed(self.media_bytes + media_bytes, self._max_bytes, self.media_bytes),
+            self._ends_needed(self.patches + sum(patches), self._max_patches, self.patches) if self.parts else 0.0,
+        )
+        if excess > 0:
+            wait = excess / self.rate(now) if self._ends else 1.0
             raise ServiceError(
                 Reason.ADMISSION_FULL,
                 "the server holds as much work as it may; try again later or at another encoder",
@@ -49,21 +80,49 @@ class Admission:
             )
         self.parts += parts
         self.media_bytes += media_bytes
+        self.patches += sum(patches)
 
-    def leave(self, parts: int, media_bytes: int) -> None:
+    def leave(self, media_bytes: int, patches: Sequence[int]) -> None:
         """Takes a charge back: the request did not come in."""
-        self.parts -= parts
+        self.parts -= len(patches)
         self.media_bytes -= media_bytes
+        self.patches -= sum(patches)
 
-    def part_ended(self, now: float) -> None:
+    def media_fetched(self, part: Part, nbytes: int) -> None:
+        """A part's media were fetched. How many may be under way is the fetcher's bound."""
+        part.media_bytes += nbytes
+        self.media_bytes += nbytes
+
+    def media_dropped(self, part: Part) -> None:
+        """A part's media are not needed any more. Idempotent."""
+        self.media_bytes -= part.media_bytes
+        part.media_bytes = 0
+
+    def measured(self, part: Part, patches: int) -> None:
+        """The estimate is replaced by what the item really costs."""
+        modality = part.item.modality
+        estimate = self._estimates.get(modality, float(patches))
+        self._estimates[modality] = estimate + _ESTIMATE_WEIGHT * (patches - estimate)
+        self.patches += patches - part.patches
+        part.patches = patches
+
+    def ended(self, part: Part, now: float) -> None:
         """A part has had its end."""
+        self.media_dropped(part)
         self.parts -= 1
-        if self._last_end is not None:
-            # A pause without work is no slowness: only gaps while others wait count.
-            gap = min(now - self._last_end, 1.0)
-            self._seconds_per_part += 0.1 * (gap - self._seconds_per_part)
-        self._last_end = now if self.parts else None
+        self.patches -= part.patches
+        self._ends = self._decayed(now) + 1
+        self._ends_at = now
 
-    def media_dropped(self, nbytes: int) -> None:
-        """Media bytes are not needed any more."""
-        self.media_bytes -= nbytes
+    def rate(self, now: float) -> float:
+        """Parts that end in a second, as a mean over the last ones. Never 0."""
+        return max(self._decayed(now) / _RATE_SECONDS, 1e-3)
+
+    def _ends_needed(self, wanted: int, limit: int, held: int) -> float:
+        """How many parts of the mean size must end before ``wanted`` fits."""
+        if wanted <= limit:
+            return 0.0
+        return (wanted - limit) * max(self.parts, 1) / max(held, 1)
+
+    def _decayed(self, now: float) -> float:
+        return self._ends * math.exp((self._ends_at - now) / _RATE_SECONDS)

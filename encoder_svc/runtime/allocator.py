@@ -66,6 +66,15 @@ class Allocator:
             length += after
         self._add_free(offset, length)
 
+    def gap_before(self, offset: int) -> int:
+        """Free bytes that end at ``offset``."""
+        start = self._free_ends.get(offset)
+        return 0 if start is None else offset - start
+
+    def gap_after(self, offset: int) -> int:
+        """Free bytes that begin at ``offset``."""
+        return self._free_starts.get(offset, 0)
+
     def _add_free(self, offset: int, length: int) -> None:
         self._free_starts[offset] = length
         self._free_ends[offset + length] = offset

@@ -17,6 +17,13 @@ class ItemCommand:
     """The item without its bytes: ``data`` and ``frames`` are cleared."""
     files: tuple[bytes, ...]
     """The media files: one, or the frames of a frame sequence. None for other sources."""
+    digest: bytes | None = None
+    """The media digest of the files (docs/contract.md), where it was cheap to compute; None: it is still to be."""
+
+    @property
+    def media_bytes(self) -> int:
+        """Bytes of the files."""
+        return sum(map(len, self.files))
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,23 @@ class EncodeCommand:
     deadline: float | None
     """When the caller stops waiting, on the clock of the runtime. None: never."""
     skip_layout: bool
+    engine: int | None = None
+    """The only engine that may run it. None: any. For the canary."""
+
+
+@dataclass(frozen=True)
+class AcquireCommand:
+    """One ``Acquire`` call."""
+
+    identity: str
+    content_key: bytes
+    receivers: tuple[str, ...]
+    """Who gets a lease. None: the caller only looks."""
+    prompt_id: str
+    part_idx: int
+    num_parts: int
+    lease_ttl: float | None
+    """Seconds. None: the default."""
 
 
 @dataclass(frozen=True)

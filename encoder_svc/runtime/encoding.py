@@ -10,13 +10,14 @@ from typing import Protocol
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.batcher import Batcher
-from encoder_svc.runtime.parts import Part, PartState
+from encoder_svc.runtime.computations import Computation
+from encoder_svc.runtime.parts import PartState
 from encoder_svc.runtime.slots import SlotTable
 from encoder_svc.runtime.timers import Timer, Timers
 from epd.internal.v1.engine_pb2 import BatchDone, BatchItem, EngineReady, ItemResult
 
 MAX_ATTEMPTS = 2
-"""Forwards that may be started for a part: one more after an engine died in the first."""
+"""Forwards that may be started for an item: one more after an engine died in the first."""
 
 
 class EngineHands(Protocol):
@@ -26,12 +27,16 @@ class EngineHands(Protocol):
         """Sends ``RunBatch``."""
         ...
 
+    def stop_engine(self, engine: int) -> None:
+        """Kills the engine; it will be reported as lost and started again."""
+        ...
+
 
 @dataclass(frozen=True)
-class EncodedPart:
-    """How a forward went for one part that succeeded."""
+class EncodedItem:
+    """How a forward went for one item that succeeded."""
 
-    part: Part
+    computation: Computation
     engine: int
     checksum: int
     forward_seconds: float
@@ -43,31 +48,36 @@ class EncodedPart:
 class EncodingListener(Protocol):
     """Who is told how encoding goes."""
 
-    def part_encoded(self, result: EncodedPart, now: float) -> None:
-        """The embedding is in the part's slot. The listener takes over the slot, unless the part has ended."""
+    def encoded(self, result: EncodedItem, now: float) -> None:
+        """The embedding is in the computation's slot, which the listener takes over."""
         ...
 
-    def part_failed(self, part: Part, error: ServiceError, now: float) -> None:
-        """The part cannot be encoded."""
+    def failed(self, computation: Computation, error: ServiceError, now: float) -> None:
+        """It cannot be encoded."""
         ...
 
-    def input_free(self, part: Part) -> None:
-        """The part's input will not be read any more."""
+    def input_free(self, computation: Computation) -> None:
+        """Its input will not be read any more."""
+        ...
+
+    def batch_ran(self, batch: Batch, forward_seconds: float, stage_seconds: float) -> None:
+        """A batch came back."""
         ...
 
 
 @dataclass(eq=False)
 class Batch:
-    """Parts that an engine runs together."""
+    """Items that an engine runs together."""
 
     id: int
-    parts: list[Part]
+    items: list[Computation]
     started: bool = False
+    clock: Timer | None = None
 
     @property
     def patches(self) -> int:
         """What it costs."""
-        return sum(part.patches for part in self.parts)
+        return sum(item.patches for item in self.items)
 
 
 @dataclass(eq=False)
@@ -85,6 +95,10 @@ class Engine:
     """What was sent to it and has not come back, in order."""
     patches: int = 0
     """What it has been given and has not done."""
+    last_good: float = 0.0
+    """When it became ready or last encoded something well."""
+    failing: bool = False
+    """Its canary failed, and it has encoded nothing well since."""
 
 
 class Encoding:
@@ -94,7 +108,8 @@ class Encoding:
         hands: the engines.
         engines: their tables, in the order of their indexes.
         batches_ahead: batches that an engine holds at most.
-        space_seconds: how long a part may wait for a slot.
+        space_seconds: how long an item may wait for a slot.
+        forward_seconds: how long a forward may take before its engine is killed.
         timers: where limits of time are set.
         listener: who is told.
     """
@@ -105,6 +120,7 @@ class Encoding:
         engines: Sequence[Engine],
         batches_ahead: int,
         space_seconds: float,
+        forward_seconds: float,
         timers: Timers,
         listener: EncodingListener,
     ) -> None:
@@ -112,88 +128,96 @@ class Encoding:
         self._hands = hands
         self._batches_ahead = batches_ahead
         self._space_seconds = space_seconds
+        self._forward_seconds = forward_seconds
         self._timers = timers
         self._listener = listener
         self._batch_ids = count(1)
-        self._waiting: list[tuple[int, int, int, Part]] = []
+        self._waiting: list[tuple[tuple[int, int, int], Computation]] = []
         self._ended_waiting = 0
         self._clocks: dict[int, Timer] = {}
 
     @property
     def ready(self) -> bool:
-        """At least one engine takes batches."""
-        return any(engine.ready for engine in self.engines)
+        """At least one engine takes batches and encodes them well."""
+        return any(engine.ready and not engine.failing for engine in self.engines)
 
     @property
     def capacity(self) -> int:
-        """The largest payload that any engine can hold, in bytes."""
+        """The largest footprint of a payload that any engine can hold, in bytes."""
         return max(engine.slots.capacity for engine in self.engines)
 
-    def enqueue(self, part: Part, now: float) -> None:
-        """Takes a PREPARED part; it waits for a slot, oldest prompt first."""
-        heapq.heappush(self._waiting, (part.request.prompt.order, part.item.part_idx, part.key, part))
-        self._clocks[part.key] = self._timers.at(now + self._space_seconds, lambda at: self._overdue(part, at))
+    def enqueue(self, computation: Computation, now: float) -> None:
+        """Takes a PREPARED computation; it waits for a slot, oldest prompt first."""
+        heapq.heappush(self._waiting, (computation.place, computation))
+        self._clocks[computation.key] = self._timers.at(
+            now + self._space_seconds, lambda at: self._space_overdue(computation, at)
+        )
 
     def pump(self, now: float) -> None:
         """Starts what can start: gives slots, and batches to engines with a free place."""
         self._grant_slots()
         for engine in self.engines:
             while engine.ready and len(engine.batches) < self._batches_ahead:
-                parts = engine.batcher.next_batch()
-                if not parts:
+                items = engine.batcher.next_batch()
+                if not items:
                     break
-                batch = Batch(next(self._batch_ids), parts)
+                batch = Batch(next(self._batch_ids), items)
                 engine.batches[batch.id] = batch
-                for part in parts:
-                    part.move(PartState.ENCODING)
-                    part.encode_started_at = now
-                self._hands.run(engine.index, batch.id, [_batch_item(part) for part in parts])
+                self._start_clock(engine, now)
+                for item in items:
+                    item.move(PartState.ENCODING)
+                    item.encode_started_at = now
+                self._hands.run(engine.index, batch.id, [_batch_item(item) for item in items])
 
-    def discard(self, part: Part) -> None:
-        """The part has ended while it was PREPARED: it is in no batch."""
-        self._stop_clock(part)
-        if part.slot is not None:
-            engine = self.engines[part.engine]
-            engine.patches -= part.patches
-            self._leave_slot(engine, part)
-        else:
-            self._ended_waiting += 1
-            if self._ended_waiting > max(256, len(self._waiting) // 2):
-                # Cancels must not let the heap grow while its oldest part waits for space.
-                self._waiting = [entry for entry in self._waiting if not entry[-1].ended]
-                heapq.heapify(self._waiting)
-                self._ended_waiting = 0
+    def discard(self, computation: Computation) -> None:
+        """It has ended while it was PREPARED: it is in no batch."""
+        self._stop_clock(computation)
+        if computation.slot is not None:
+            engine = self.engines[computation.engine]
+            engine.patches -= computation.patches
+            self._leave_slot(engine, computation)
+            return
+        self._ended_waiting += 1
+        if self._ended_waiting > max(256, len(self._waiting) // 2):
+            # Cancels must not let the heap grow while its oldest item waits for space.
+            self._waiting = [entry for entry in self._waiting if not entry[-1].ended]
+            heapq.heapify(self._waiting)
+            self._ended_waiting = 0
 
-    def engine_ready(self, index: int, ready: EngineReady) -> None:
+    def engine_ready(self, index: int, ready: EngineReady, now: float) -> None:
         """An engine takes batches."""
         engine = self.engines[index]
         engine.ready = ready
         engine.lives += 1
+        engine.last_good = now
+        engine.failing = False
 
     def engine_lost(self, index: int, now: float) -> None:
-        """An engine died. Parts whose forward had not started wait again; the others are tried once more, alone."""
+        """An engine died. Items whose forward had not started wait again; the others are tried once more, alone."""
         engine = self.engines[index]
         engine.ready = None
-        waiting = engine.batcher.drain()
-        batches, engine.batches = list(engine.batches.values()), {}
         engine.patches = 0
-        for part in waiting:
-            self._leave_slot(engine, part)
-            self.enqueue(part, now)
-        for batch in batches:
-            for part in batch.parts:
-                self._leave_slot(engine, part)
-                if part.ended:
-                    self._listener.input_free(part)
+        for item in engine.batcher.drain():
+            self._leave_slot(engine, item)
+            self.enqueue(item, now)
+        batches, engine.batches = list(engine.batches.values()), {}
+        for place, batch in enumerate(batches):
+            # The first was running even if its death was faster than the word that it had started.
+            ran = batch.started or place == 0
+            if batch.clock is not None:
+                batch.clock.cancel()
+            for item in batch.items:
+                self._leave_slot(engine, item)
+                if item.ended:
+                    self._listener.input_free(item)
                     continue
-                if batch.started:
-                    part.attempts += 1
-                part.move(PartState.PREPARED)
-                if part.attempts >= MAX_ATTEMPTS:
+                item.attempts += ran
+                item.move(PartState.PREPARED)
+                if item.attempts >= MAX_ATTEMPTS:
                     message = "the engine died twice while it encoded this item"
-                    self._listener.part_failed(part, ServiceError(Reason.ENGINE_LOST, message), now)
+                    self._listener.failed(item, ServiceError(Reason.ENGINE_LOST, message), now)
                 else:
-                    self.enqueue(part, now)
+                    self.enqueue(item, now)
 
     def batch_started(self, index: int, batch_id: int) -> None:
         """An engine began the forward of a batch."""
@@ -207,78 +231,93 @@ class Encoding:
         batch = engine.batches.pop(done.batch, None)
         if batch is None:
             return
+        if batch.clock is not None:
+            batch.clock.cancel()
+        self._start_clock(engine, now)
         engine.patches -= batch.patches
+        self._listener.batch_ran(batch, done.forward_nanoseconds / 1e9, done.stage_nanoseconds / 1e9)
         results = {result.part: result for result in done.items}
-        for part in batch.parts:
-            self._listener.input_free(part)
-            result = results.get(part.key, ItemResult())
+        for item in batch.items:
+            self._listener.input_free(item)
+            result = results.get(item.key, ItemResult())
             error = _fault(result)
-            if part.ended or error is not None:
-                self._leave_slot(engine, part)
-            if part.ended:
+            if error is None:
+                engine.last_good = now
+                engine.failing = False
+            if item.ended or error is not None:
+                self._leave_slot(engine, item)
+            if item.ended:
                 continue
             if error is not None:
-                self._listener.part_failed(part, error, now)
+                self._listener.failed(item, error, now)
             else:
-                self._tell_encoded(engine, batch, part, result, done, now)
+                self._tell_encoded(engine, batch, item, result, done, now)
+
+    def _start_clock(self, engine: Engine, now: float) -> None:
+        """The first batch of an engine has so long from now, or from when it became the first."""
+        batch = next(iter(engine.batches.values()), None)
+        if batch is not None and batch.clock is None:
+            batch.clock = self._timers.at(now + self._forward_seconds, lambda _: self._hands.stop_engine(engine.index))
 
     def _tell_encoded(
-        self, engine: Engine, batch: Batch, part: Part, result: ItemResult, done: BatchDone, now: float
+        self, engine: Engine, batch: Batch, item: Computation, result: ItemResult, done: BatchDone, now: float
     ) -> None:
-        encoded = EncodedPart(
-            part=part,
+        encoded = EncodedItem(
+            computation=item,
             engine=engine.index,
             checksum=result.checksum.value,
             forward_seconds=done.forward_nanoseconds / 1e9,
             stage_seconds=done.stage_nanoseconds / 1e9,
-            batch_items=len(batch.parts),
+            batch_items=len(batch.items),
             batch_patches=batch.patches,
         )
-        self._listener.part_encoded(encoded, now)
+        self._listener.encoded(encoded, now)
 
     def _grant_slots(self) -> None:
         """Gives slots to the oldest prompt first; nobody younger may take while it waits."""
         while self._waiting:
-            part = self._waiting[0][-1]
-            if not part.ended and not self._grant_slot(part):
+            computation = self._waiting[0][-1]
+            if not computation.ended and not self._grant_slot(computation):
                 return
             heapq.heappop(self._waiting)
 
-    def _grant_slot(self, part: Part) -> bool:
-        assert part.layout is not None
-        candidates = sorted((engine for engine in self.engines if engine.ready), key=lambda engine: engine.patches)
-        for engine in candidates:
-            slot = engine.slots.reserve(part.layout.nbytes)
+    def _grant_slot(self, computation: Computation) -> bool:
+        assert computation.layout is not None
+        pinned = computation.pinned_engine
+        for engine in sorted(self.engines, key=lambda engine: (engine.failing, engine.patches)):
+            if not engine.ready or pinned not in (None, engine.index):
+                continue
+            slot = engine.slots.reserve(computation.layout.nbytes)
             if slot is not None:
-                part.slot, part.engine = slot, engine.index
-                engine.patches += part.patches
-                engine.batcher.push(part)
-                self._stop_clock(part)
+                computation.slot, computation.engine = slot, engine.index
+                engine.patches += computation.patches
+                engine.batcher.push(computation)
+                self._stop_clock(computation)
                 return True
         return False
 
-    def _leave_slot(self, engine: Engine, part: Part) -> None:
-        if part.slot is not None:
-            engine.slots.free(part.slot)
-            part.slot = None
+    def _leave_slot(self, engine: Engine, computation: Computation) -> None:
+        if computation.slot is not None:
+            engine.slots.free(computation.slot)
+            computation.slot = None
 
-    def _stop_clock(self, part: Part) -> None:
-        clock = self._clocks.pop(part.key, None)
+    def _stop_clock(self, computation: Computation) -> None:
+        clock = self._clocks.pop(computation.key, None)
         if clock is not None:
             clock.cancel()
 
-    def _overdue(self, part: Part, now: float) -> None:
-        if part.ended:
+    def _space_overdue(self, computation: Computation, now: float) -> None:
+        self._clocks.pop(computation.key, None)
+        if computation.ended:
             return
+        waited = f"{self._space_seconds:g} s"
         if self.ready:
-            message = (
-                f"no space for the embedding came free in {self._space_seconds:g} s; release leases sooner or try again"
-            )
+            message = f"no space for the embedding came free in {waited}; release leases sooner, or try again later"
             error = ServiceError(Reason.SPACE_TIMEOUT, message, retry_after=1.0)
         else:
-            message = f"no engine was ready in {self._space_seconds:g} s; the server is starting one again"
+            message = f"no engine was ready in {waited}; the server is starting one again"
             error = ServiceError(Reason.NOT_READY, message, retry_after=5.0)
-        self._listener.part_failed(part, error, now)
+        self._listener.failed(computation, error, now)
 
 
 def _fault(result: ItemResult) -> ServiceError | None:
@@ -290,18 +329,18 @@ def _fault(result: ItemResult) -> ServiceError | None:
     return None
 
 
-def _batch_item(part: Part) -> BatchItem:
-    assert part.layout is not None
-    assert part.input is not None
-    assert part.input_offset is not None
-    assert part.slot is not None
+def _batch_item(computation: Computation) -> BatchItem:
+    assert computation.layout is not None
+    assert computation.input is not None
+    assert computation.input_offset is not None
+    assert computation.slot is not None
     return BatchItem(
-        part=part.key,
-        modality=part.item.modality,
-        grid_dim=part.layout.grid_dim,
-        input=part.input,
-        input_offset=part.input_offset,
-        tensors=part.layout.tensors,
-        payload_offset=part.slot.payload_offset,
-        nbytes=part.layout.nbytes,
+        part=computation.key,
+        modality=computation.item.modality,
+        grid_dim=computation.layout.grid_dim,
+        input=computation.input,
+        input_offset=computation.input_offset,
+        tensors=computation.layout.tensors,
+        payload_offset=computation.slot.payload_offset,
+        nbytes=computation.layout.nbytes,
     )

@@ -27,6 +27,8 @@ class EngineProcess:
     failed: Callable[[SetupError], None]
     """Called when the engine says that it can never start."""
     supervisor: Supervisor | None = None
+    _told: tuple[str, int] = ("", 0)
+    """The step of loading that was told last, and how many quarters of it were done."""
 
     def received(self, envelope: bytes) -> None:
         """See :class:`ChildOwner`."""
@@ -36,7 +38,7 @@ class EngineProcess:
             case "hello":
                 self.supervisor.greet(EngineCommand(configure=self.configuration))
             case "loading":
-                logger.info("engine %d: %s (%.0f %%)", self.index, report.loading.step, 100 * report.loading.fraction)
+                self._tell_progress(report.loading.step, report.loading.fraction)
             case "ready":
                 self.supervisor.succeed()
                 self.scheduler.engine_ready(self.index, report.ready, self.now())
@@ -58,6 +60,13 @@ class EngineProcess:
         """See :class:`ChildOwner`."""
         self.scheduler.engine_lost(self.index, self.now())
         self.changed()
+
+    def _tell_progress(self, step: str, fraction: float) -> None:
+        """Logs each step, and each quarter of it."""
+        told = (step, int(4 * fraction))
+        if told != self._told:
+            self._told = told
+            logger.info("engine %d: %s (%.0f %%)", self.index, step, 100 * fraction)
 
     def _tell_transports(self, report: EngineReport) -> None:
         for transport in report.ready.transports:

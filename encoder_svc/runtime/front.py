@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
+import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -19,42 +16,31 @@ from encoder_svc.errors import Reason, ServiceError, SetupError
 from encoder_svc.runtime import leases as lease_table
 from encoder_svc.runtime.batcher import Batcher
 from encoder_svc.runtime.chunks import ChunkWriter
-from encoder_svc.runtime.commands import CancelCommand, EncodeCommand
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand
+from encoder_svc.runtime.configuration import Serving, batch_patches, configure_engine, configure_media, rules
 from encoder_svc.runtime.encoding import Engine
 from encoder_svc.runtime.engines import EngineProcess
 from encoder_svc.runtime.leases import Lease
+from encoder_svc.runtime.media_sources import MediaSources, UriFetcher
 from encoder_svc.runtime.media_workers import MediaWorker
 from encoder_svc.runtime.memory_limit import check_memory
+from encoder_svc.runtime.observer import Observer
 from encoder_svc.runtime.requests import Request, Sink
-from encoder_svc.runtime.scheduler import Observer, Rules, Scheduler, new_instance_id
+from encoder_svc.runtime.scheduler import Scheduler
 from encoder_svc.runtime.server_info import describe
-from encoder_svc.runtime.service import CancelOutcome, LeaseOutcome
+from encoder_svc.runtime.service import CancelOutcome, FinishedUpload, LeaseOutcome, LoadFigures
 from encoder_svc.runtime.slots import SlotTable
 from encoder_svc.runtime.supervisor import ChildProgram, Supervisor
-from encoder_svc.settings import Settings, split_address
+from encoder_svc.runtime.uploads import Upload
+from encoder_svc.settings import Settings
 from encoder_svc.shared_memory import SharedMemory
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome
 from epd.encoder.v1.media_pb2 import MediaItem
-from epd.internal.v1.engine_pb2 import BatchItem, ConfigureEngine, EngineCommand, MooncakeSettings, RunBatch, VerifySlot
-from epd.internal.v1.media_worker_pb2 import ConfigureMedia, DropItem, InputGrant, MediaCommand, Prepare
+from epd.internal.v1.engine_pb2 import BatchItem, EngineCommand, RunBatch, VerifySlot
+from epd.internal.v1.media_worker_pb2 import DropItem, InputGrant, MediaCommand, Prepare
 
 logger = logging.getLogger(__name__)
-
-_DEFAULT_BATCH_PATCHES = {"cpu": 2048, "cuda": 16_384}
-
-
-@dataclass(frozen=True)
-class Serving:
-    """What is decided before the front starts, beside the settings."""
-
-    grpc_target: str
-    """Where clients reach this server."""
-    model_name: str
-    """The checkpoint's name, without its path."""
-    device: str
-    """As torch names it, resolved."""
-    dtype: str
-    """`float32`, `bfloat16` or `float16`, resolved."""
 
 
 class FrontCall:
@@ -77,15 +63,23 @@ class Front:
     Args:
         settings: everything that can be set.
         serving: what was decided from them.
+        fetcher: gets files from URIs.
         observer: counts what happens.
         loop_lag: the greatest delay of the event loop in the last seconds, in seconds.
 
     Example:
-        >>> async with Front(settings, serving, observer, loop_lag) as front:  # doctest: +SKIP
+        >>> async with Front(settings, serving, fetcher, observer, loop_lag) as front:  # doctest: +SKIP
         ...     await front.wait_ready()
     """
 
-    def __init__(self, settings: Settings, serving: Serving, observer: Observer, loop_lag: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        serving: Serving,
+        fetcher: UriFetcher,
+        observer: Observer,
+        loop_lag: Callable[[], float],
+    ) -> None:
         self._settings = settings
         self._serving = serving
         self._loop_lag = loop_lag
@@ -96,63 +90,62 @@ class Front:
         self._timer_due: float | None = None
         self._changed = asyncio.Event()
         self._failure: SetupError | None = None
-        check_memory(settings.arena_bytes + settings.input_arena_bytes)
+        self._tasks: list[asyncio.Task[None]] = []
+        check_memory(settings.arena_bytes * len(serving.devices) + settings.input_arena_bytes)
         self._input_arena = SharedMemory.create("input", settings.input_arena_bytes)
-        self._arenas = [SharedMemory.create("arena-0", settings.arena_bytes)]
-        budget = settings.batch_patches or _DEFAULT_BATCH_PATCHES[serving.device.partition(":")[0]]
-        engines = [
-            Engine(index, serving.device, SlotTable(arena.view), Batcher(budget))
-            for index, arena in enumerate(self._arenas)
+        self._arenas = [
+            SharedMemory.create(f"arena-{index}", settings.arena_bytes) for index in range(len(serving.devices))
         ]
-        self.instance_id = new_instance_id()
-        self.scheduler = Scheduler(
-            _rules(settings),
-            engines,
-            self,
-            ChunkWriter(self.instance_id, serving.grpc_target, settings.mooncake_protocol),
-            observer,
-        )
-        self.media_workers = [
-            MediaWorker(index, self._media_configuration(), self.scheduler, self.now, self.changed, self._fail)
-            for index in range(1)
+        placed = list(enumerate(zip(serving.devices, self._arenas, strict=True)))
+        tables = [
+            Engine(index, device, SlotTable(index, arena.view), Batcher(batch_patches(settings, device)))
+            for index, (device, arena) in placed
+        ]
+        self._sources = MediaSources(fetcher, self.now, self.changed)
+        self.instance_id = secrets.token_hex(16)
+        chunks = ChunkWriter(self.instance_id, serving.grpc_target, settings.mooncake_protocol)
+        self.scheduler = Scheduler(rules(settings), tables, self, chunks, observer)
+        media_configuration = configure_media(settings, serving, self._input_arena)
+        self._media_workers = [
+            MediaWorker(index, media_configuration, self.scheduler, self.now, self.changed, self._fail)
+            for index in range(settings.media_workers)
         ]
         self._engines = [
-            EngineProcess(index, self._engine_configuration(arena), self.scheduler, self.now, self.changed, self._fail)
-            for index, arena in enumerate(self._arenas)
+            EngineProcess(
+                index,
+                configure_engine(settings, serving, device, self._input_arena, arena),
+                self.scheduler,
+                self.now,
+                self.changed,
+                self._fail,
+            )
+            for index, (device, arena) in placed
         ]
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         self._context = zmq.Context()
-        self._folder = Path(tempfile.mkdtemp(prefix="encoder-svc-"))
-        for worker in self.media_workers:
-            program = ChildProgram(
-                f"media worker {worker.index}",
-                "encoder_svc.media.worker",
-                (self._input_arena.descriptor,),
-                self._settings.start_seconds,
-            )
-            worker.supervisor = self._start(program, worker)
+        shared = self._input_arena.descriptor
+        for worker in self._media_workers:
+            name = f"media worker {worker.index}"
+            worker.supervisor = self._start(name, "encoder_svc.media.worker", (shared,), worker)
         for engine, arena in zip(self._engines, self._arenas, strict=True):
-            program = ChildProgram(
-                f"engine {engine.index}",
-                "encoder_svc.engine.process",
-                (self._input_arena.descriptor, arena.descriptor),
-                self._settings.start_seconds,
-            )
-            engine.supervisor = self._start(program, engine)
+            name = f"engine {engine.index}"
+            descriptors = (shared, arena.descriptor)
+            engine.supervisor = self._start(name, "encoder_svc.engine.process", descriptors, engine)
+        self.scheduler.canary.start(self.now())
+        self.changed()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._sources.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
         self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
         for block in (self._input_arena, *self._arenas):
             block.close()
 
@@ -168,23 +161,30 @@ class Front:
             await self._changed.wait()
 
     async def drain(self, seconds: float) -> None:
-        """Takes no more requests, and waits until those that are admitted have ended, at most ``seconds``."""
+        """Takes no more requests, and waits until those that are admitted have ended and what is READY has been read.
+
+        Parts that have not ended by then fail.
+
+        Args:
+            seconds: how long at most.
+        """
         self.scheduler.draining = True
         self.changed()
-        end = self.now() + seconds
-        while len(self.scheduler.requests) and (left := end - self.now()) > 0:
-            try:
-                await asyncio.wait_for(self._changed.wait(), left)
-            except TimeoutError:
-                break
+        requests, leases = self.scheduler.requests, self.scheduler.leases
+        try:
+            async with asyncio.timeout(seconds):
+                while len(requests) or len(leases):
+                    await self._changed.wait()
+        except TimeoutError:
+            logger.warning("stopping with %d requests and %d leases", len(requests), len(leases))
+            self.scheduler.fail_all(self.now())
 
     # What rpc/ asks (EncoderRuntime).
 
     @property
     def ready(self) -> bool:
         """See :class:`EncoderRuntime`."""
-        scheduler = self.scheduler
-        return scheduler.encoding.ready and scheduler.preparation.ready and not scheduler.draining
+        return self.scheduler.ready
 
     def on_readiness(self, listener: Callable[[bool], None]) -> None:
         """See :class:`EncoderRuntime`."""
@@ -200,6 +200,32 @@ class Front:
         request = self.scheduler.submit(command, sink, self.now())
         self.changed()
         return FrontCall(self, request)
+
+    def acquire(self, command: AcquireCommand) -> EmbeddingChunk:
+        """See :class:`EncoderRuntime`."""
+        chunk = self.scheduler.acquire(command, self.now())
+        self.changed()
+        return chunk
+
+    def begin_upload(self, identity: str, total_bytes: int) -> Upload:
+        """See :class:`EncoderRuntime`."""
+        upload = self.scheduler.uploads.begin(identity, total_bytes, self.now())
+        self.changed()
+        return upload
+
+    def add_to_upload(self, upload: Upload, piece: bytes) -> None:
+        """See :class:`EncoderRuntime`."""
+        self.scheduler.uploads.add(upload, piece)
+
+    def finish_upload(self, upload: Upload, sha256: bytes) -> FinishedUpload:
+        """See :class:`EncoderRuntime`."""
+        digest = self.scheduler.uploads.finish(upload, sha256, self.now())
+        self.changed()
+        return FinishedUpload(upload.id, digest, self._settings.upload_seconds)
+
+    def abandon_upload(self, upload: Upload) -> None:
+        """See :class:`EncoderRuntime`."""
+        self.scheduler.uploads.abandon(upload)
 
     def cancel(self, command: CancelCommand) -> CancelOutcome:
         """See :class:`EncoderRuntime`."""
@@ -234,11 +260,15 @@ class Front:
 
     def read_slot(self, lease: bytes, offset: int, length: int) -> memoryview:
         """See :class:`EncoderRuntime`."""
-        found = self.scheduler.live_lease(lease, self.now())
-        if offset + length > found.slot.nbytes:
-            raise ServiceError(Reason.RANGE_INVALID, f"the slot has {found.slot.nbytes} bytes", field="offset")
-        start = found.slot.payload_offset + offset
-        return self._arenas[found.engine].view[start : start + length]
+        slot = self.scheduler.live_lease(lease, self.now()).slot
+        if offset + length > slot.nbytes:
+            raise ServiceError(Reason.RANGE_INVALID, f"the slot has {slot.nbytes} bytes", field="offset")
+        start = slot.payload_offset + offset
+        return self._arenas[slot.engine].view[start : start + length]
+
+    def load(self) -> LoadFigures:
+        """See :class:`EncoderRuntime`."""
+        return self.scheduler.load(self.now())
 
     def describe(self) -> GetServerInfoResponse:
         """See :class:`EncoderRuntime`."""
@@ -247,13 +277,21 @@ class Front:
         info.encoder.grpc_target = self._serving.grpc_target
         for engine, process in zip(info.engines, self._engines, strict=True):
             engine.restarts = process.supervisor.restarts if process.supervisor is not None else 0
-        for worker in self.media_workers:
+        for worker in self._media_workers:
             info.load.media_worker_restarts += worker.supervisor.restarts if worker.supervisor is not None else 0
         info.load.loop_lag.FromNanoseconds(int(self._loop_lag() * 1e9))
         info.load.uptime.FromNanoseconds(int((self.now() - self._started_at) * 1e9))
         return info
 
     # What the scheduler commands (Hands).
+
+    def bring(self, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
+        """See :class:`SourceHands`."""
+        self._sources.bring(self.scheduler, part, item, files)
+
+    def stop_bringing(self, part: int) -> None:
+        """See :class:`SourceHands`."""
+        self._sources.stop_bringing(part)
 
     def prepare(self, worker: int, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
         """See :class:`MediaHands`."""
@@ -274,6 +312,12 @@ class Front:
     def run(self, engine: int, batch: int, items: Sequence[BatchItem]) -> None:
         """See :class:`EngineHands`."""
         self._engine(engine).send(EngineCommand(run=RunBatch(batch=batch, items=items)))
+
+    def stop_engine(self, engine: int) -> None:
+        """See :class:`EngineHands`."""
+        limit = self._settings.forward_seconds
+        logger.error("engine %d has run one batch for more than %g s; it is stopped", engine, limit)
+        self._engine(engine).kill()
 
     def verify(self, engine: int, query: int, payload_offset: int, nbytes: int) -> None:
         """See :class:`Hands`."""
@@ -302,9 +346,12 @@ class Front:
         self.scheduler.tick(self.now())
         self.changed()
 
-    def _start(self, program: ChildProgram, owner: MediaWorker | EngineProcess) -> Supervisor:
-        supervisor = Supervisor(program, owner, self._context, self._folder, self._settings.restart_seconds)
-        self._tasks.append(asyncio.create_task(supervisor.run(), name=program.name))
+    def _start(
+        self, name: str, module: str, descriptors: tuple[int, ...], owner: MediaWorker | EngineProcess
+    ) -> Supervisor:
+        program = ChildProgram(name, module, descriptors, self._settings.start_seconds)
+        supervisor = Supervisor(program, owner, self._context, self._settings.restart_seconds)
+        self._tasks.append(asyncio.create_task(supervisor.run(), name=name))
         return supervisor
 
     def _fail(self, error: SetupError) -> None:
@@ -312,7 +359,7 @@ class Front:
         self._failure = error
 
     def _media(self, worker: int) -> Supervisor:
-        supervisor = self.media_workers[worker].supervisor
+        supervisor = self._media_workers[worker].supervisor
         assert supervisor is not None
         return supervisor
 
@@ -321,37 +368,6 @@ class Front:
         assert supervisor is not None
         return supervisor
 
-    def _media_configuration(self) -> ConfigureMedia:
-        return ConfigureMedia(
-            model=str(self._settings.model),
-            dtype=self._serving.dtype,
-            input_arena_fd=self._input_arena.descriptor,
-            input_arena_bytes=self._input_arena.size,
-            threads=self._settings.media_threads,
-            log_level=self._settings.log_level,
-            max_image_pixels=self._settings.max_image_pixels,
-        )
-
-    def _engine_configuration(self, arena: SharedMemory) -> ConfigureEngine:
-        settings = self._settings
-        configuration = ConfigureEngine(
-            model=str(settings.model),
-            device=self._serving.device,
-            dtype=self._serving.dtype,
-            threads=settings.engine_threads,
-            input_arena_fd=self._input_arena.descriptor,
-            input_arena_bytes=self._input_arena.size,
-            arena_fd=arena.descriptor,
-            arena_bytes=arena.size,
-            log_level=settings.log_level,
-        )
-        if settings.mooncake == "on" or (settings.mooncake == "auto" and settings.listens_on_loopback):
-            host = settings.mooncake_host or split_address(self._serving.grpc_target)[0]
-            configuration.mooncake.CopyFrom(
-                MooncakeSettings(host=host, protocol=settings.mooncake_protocol, devices=settings.mooncake_devices)
-            )
-        return configuration
-
 
 _LEASE_STATES: dict[lease_table.LeaseState | None, LeaseState] = {
     lease_table.LeaseState.RELEASED: LeaseState.LEASE_STATE_ALREADY_RELEASED,
@@ -359,17 +375,3 @@ _LEASE_STATES: dict[lease_table.LeaseState | None, LeaseState] = {
     lease_table.LeaseState.REVOKED: LeaseState.LEASE_STATE_REVOKED,
     None: LeaseState.LEASE_STATE_UNKNOWN,
 }
-
-
-def _rules(settings: Settings) -> Rules:
-    return Rules(
-        prepare_seconds=settings.prepare_seconds,
-        space_seconds=settings.space_seconds,
-        lease_seconds=settings.lease_seconds,
-        max_lease_seconds=settings.max_lease_seconds,
-        prompt_bytes=int(settings.arena_bytes * settings.prompt_arena_share),
-        max_queued_parts=settings.max_queued_parts,
-        max_queued_bytes=settings.max_queued_bytes,
-        batches_ahead=settings.batches_ahead,
-        input_bytes=settings.input_arena_bytes,
-    )

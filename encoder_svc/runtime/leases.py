@@ -40,8 +40,6 @@ class Lease:
     id: bytes = field(repr=False)
     receiver: str
     slot: Slot
-    engine: int
-    """Whose arena the slot is in."""
     expires_at: float
     state: LeaseState = LeaseState.GRANTED
     timer: Timer | None = None
@@ -52,13 +50,13 @@ class LeaseTable:
 
     Args:
         timers: where expiry is set.
-        on_slot_free: called with a lease when it was the last that lived on its slot.
+        on_end: called with a lease when it has ended.
         memory: how many ended leases are remembered.
     """
 
-    def __init__(self, timers: Timers, on_slot_free: Callable[[Lease], None], memory: int = 65_536) -> None:
+    def __init__(self, timers: Timers, on_end: Callable[[Lease], None], memory: int = 65_536) -> None:
         self._timers = timers
-        self._on_slot_free = on_slot_free
+        self._on_end = on_end
         self._live: dict[bytes, Lease] = {}
         self._ended: dict[bytes, LeaseState] = {}
         self._order: deque[bytes] = deque()
@@ -67,11 +65,10 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._live)
 
-    def grant(self, slot: Slot, engine: int, receiver: str, ttl: float, now: float) -> Lease:
-        """Makes a lease of ``ttl`` seconds on a FILLED slot."""
-        lease = Lease(secrets.token_bytes(16), receiver, slot, engine, now + ttl)
+    def grant(self, slot: Slot, receiver: str, ttl: float, now: float) -> Lease:
+        """Makes a lease of ``ttl`` seconds on a FILLED slot, which the caller counts there."""
+        lease = Lease(secrets.token_bytes(16), receiver, slot, now + ttl)
         lease.timer = self._timers.at(lease.expires_at, lambda _: self._end(lease, LeaseState.EXPIRED))
-        slot.leases += 1
         self._live[lease.id] = lease
         return lease
 
@@ -106,7 +103,7 @@ class LeaseTable:
 
     def revoke_engine(self, engine: int) -> list[Lease]:
         """Takes back all leases on slots of an engine and returns them."""
-        revoked = [lease for lease in self._live.values() if lease.engine == engine]
+        revoked = [lease for lease in self._live.values() if lease.slot.engine == engine]
         for lease in revoked:
             self._end(lease, LeaseState.REVOKED)
         return revoked
@@ -122,6 +119,4 @@ class LeaseTable:
         self._order.append(lease.id)
         if len(self._order) > self._memory:
             del self._ended[self._order.popleft()]
-        lease.slot.leases -= 1
-        if lease.slot.leases == 0:
-            self._on_slot_free(lease)
+        self._on_end(lease)

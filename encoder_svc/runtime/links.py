@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,13 +27,13 @@ class Link:
 
     Args:
         context: ZeroMQ's.
-        folder: a folder that only this user can enter.
         receive: called on the event loop for each message.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, receive: Receive) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], receive: Receive) -> None:
         self._receive = receive
-        self._path = folder / secrets.token_hex(8)
+        # A folder that only this user can enter.
+        self._path = Path(tempfile.mkdtemp(prefix="encoder-svc-")) / "link"
         self.address = f"ipc://{self._path}"
         self._socket = context.socket(zmq.PAIR)
         self._socket.linger = 0
@@ -47,7 +48,7 @@ class Link:
 
     def hide(self) -> None:
         """The child is connected: takes the name away, so that nobody else can, and nothing is left behind."""
-        self._path.unlink(missing_ok=True)
+        shutil.rmtree(self._path.parent, ignore_errors=True)
 
     def send(self, message: Message, files: Sequence[bytes] = ()) -> None:
         """Sends an envelope and media files; it never waits. After the child's death it goes nowhere."""

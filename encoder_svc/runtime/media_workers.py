@@ -42,12 +42,12 @@ class MediaWorker:
                 self.scheduler.media_worker_ready(self.index, self.now())
             case "measured":
                 measured = report.measured
-                self.scheduler.measured(self.index, measured.part, measured.layout, measured.input, self.now())
+                self.scheduler.item_measured(self.index, measured.part, measured.layout, measured.input, self.now())
             case "prepared":
                 seconds = report.prepared.prepare_nanoseconds / 1e9
-                self.scheduler.prepared(self.index, report.prepared.part, seconds, self.now())
+                self.scheduler.item_prepared(self.index, report.prepared.part, seconds, self.now())
             case "failed":
-                self.scheduler.prepare_failed(self.index, report.failed.part, _error(report), self.now())
+                self.scheduler.item_failed(self.index, report.failed.part, _error(report), self.now())
             case "child_failed":
                 self.failed(SetupError(report.child_failed.message))
             case unknown:

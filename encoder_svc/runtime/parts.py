@@ -1,4 +1,8 @@
-"""A part: one media item of a request, from admission to its one end."""
+"""A part: one media item of a request, from admission to its one end.
+
+What happens to its content is told by its :class:`~encoder_svc.runtime.computations.Computation`, which parts of equal
+content share. A part only knows which one that is, and its own end.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from encoder_svc.runtime.slots import Slot
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import MediaItem
-from epd.internal.v1.media_worker_pb2 import ModelInput
 
 if TYPE_CHECKING:
+    from encoder_svc.runtime.computations import Computation
     from encoder_svc.runtime.requests import Request
 
 
 class PartState(StrEnum):
     """How far a part has come."""
 
+    FETCHING = "fetching"
+    """Its media are being fetched and hashed."""
     QUEUED = "queued"
     """It waits for a media worker."""
     PREPARING = "preparing"
@@ -27,22 +31,24 @@ class PartState(StrEnum):
     ENCODING = "encoding"
     """An engine has it."""
     READY = "ready"
-    """Its embedding is in a slot, leased. An end."""
+    """Its embedding is in a slot. An end."""
     FAILED = "failed"
     """An end."""
     CANCELLED = "cancelled"
     """An end."""
 
 
-_LIVE_ENDS = frozenset({PartState.FAILED, PartState.CANCELLED})
+_ALWAYS = frozenset({PartState.FAILED, PartState.CANCELLED})
 
 TRANSITIONS: dict[PartState, frozenset[PartState]] = {
-    PartState.QUEUED: _LIVE_ENDS | {PartState.PREPARING},
+    # READY at once: the content was in the cache.
+    PartState.FETCHING: _ALWAYS | {PartState.QUEUED, PartState.READY},
+    PartState.QUEUED: _ALWAYS | {PartState.PREPARING},
     # Back: its worker died before it was this part's turn.
-    PartState.PREPARING: _LIVE_ENDS | {PartState.PREPARED, PartState.QUEUED},
-    PartState.PREPARED: _LIVE_ENDS | {PartState.ENCODING},
+    PartState.PREPARING: _ALWAYS | {PartState.PREPARED, PartState.QUEUED},
+    PartState.PREPARED: _ALWAYS | {PartState.ENCODING},
     # Back: its engine died before or during the forward; the input is still there.
-    PartState.ENCODING: _LIVE_ENDS | {PartState.READY, PartState.PREPARED},
+    PartState.ENCODING: _ALWAYS | {PartState.READY, PartState.PREPARED},
     PartState.READY: frozenset(),
     PartState.FAILED: frozenset(),
     PartState.CANCELLED: frozenset(),
@@ -53,44 +59,40 @@ ENDS = frozenset(state for state, following in TRANSITIONS.items() if not follow
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """One media item and what is known of it."""
+    """One media item of a request."""
 
     key: int
-    """Its number in this server; children know it by this, never by an id of a caller."""
+    """Its number in this server."""
     request: Request = field(repr=False)
     item: MediaItem = field(repr=False)
-    files: tuple[bytes, ...] = field(repr=False)
-    """The media files, until a worker has prepared them."""
+    """The item without its bytes."""
     media_bytes: int
+    """What admission is charged for its media. 0 once they are not needed any more."""
+    patches: int
+    """What admission is charged for its forward: an estimate until it is measured."""
     admitted_at: float
-    state: PartState = PartState.QUEUED
-    layout: EmbeddingChunk | None = field(default=None, repr=False)
-    input: ModelInput | None = field(default=None, repr=False)
-    input_offset: int | None = None
-    """Where its input is in the input arena, while it holds space there."""
-    slot: Slot | None = None
-    """The slot that it holds until it is READY."""
-    engine: int = -1
-    """The engine in whose arena its slot is, once it had one."""
-    attempts: int = 0
-    """Forwards that have been started for it."""
-    prepare_started_at: float = 0.0
-    prepared_at: float = 0.0
-    prepare_seconds: float = 0.0
-    encode_started_at: float = 0.0
+    fetch_seconds: float = 0.0
+    """How long fetching and hashing its media took."""
+    computation: Computation | None = field(default=None, repr=False)
+    """What makes its embedding, together with other parts of equal content. None: FETCHING, or from the cache."""
+    slot_bytes: int = 0
+    """What its prompt is charged for its embedding."""
+    end: PartState | None = None
+
+    @property
+    def state(self) -> PartState:
+        """How far it has come."""
+        if self.end is not None:
+            return self.end
+        return self.computation.stage if self.computation is not None else PartState.FETCHING
 
     @property
     def ended(self) -> bool:
         """It has had its one end."""
-        return self.state in ENDS
+        return self.end is not None
 
-    @property
-    def patches(self) -> int:
-        """What its forward costs; 0 before it is measured."""
-        return self.input.patches if self.input is not None else 0
-
-    def move(self, state: PartState) -> None:
-        """Goes on to a state that may follow."""
-        if state not in TRANSITIONS[self.state]:
-            raise AssertionError(f"part {self.key} cannot go from {self.state} to {state}")
-        self.state = state
+    def finish(self, end: PartState) -> None:
+        """Has its one end."""
+        if end not in ENDS or end not in TRANSITIONS[self.state]:
+            raise AssertionError(f"part {self.key} cannot go from {self.state} to {end}")
+        self.end = end

@@ -14,14 +14,17 @@ from typing import Protocol
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.allocator import Allocator
+from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.fair_queue import FairQueue
-from encoder_svc.runtime.parts import Part, PartState
+from encoder_svc.runtime.parts import PartState
 from encoder_svc.runtime.timers import Timer, Timers
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import MediaItem
 from epd.internal.v1.media_worker_pb2 import ModelInput
 
 ITEMS_AT_A_WORKER = 2
+
+_SWEEP_SLACK = 64
 
 _ITEM_COST_BYTES = 16_384
 """What an item costs beside its bytes, in bytes, for fairness between prompts."""
@@ -50,28 +53,24 @@ class MediaHands(Protocol):
 class PreparationListener(Protocol):
     """Who is told how preparation goes."""
 
-    def part_measured(self, part: Part) -> None:
-        """The shape is known.
-
-        Raises:
-            ServiceError: the part may not go on.
-        """
+    def measured(self, computation: Computation, now: float) -> None:
+        """The shape is known. The listener may end the computation."""
         ...
 
-    def part_prepared(self, part: Part, now: float) -> None:
-        """The part is PREPARED and holds space in the input arena."""
+    def prepared(self, computation: Computation, now: float) -> None:
+        """It is PREPARED and holds space in the input arena."""
         ...
 
-    def part_failed(self, part: Part, error: ServiceError, now: float) -> None:
-        """The part cannot be prepared."""
+    def failed(self, computation: Computation, error: ServiceError, now: float) -> None:
+        """It cannot be prepared."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A part at a worker. It outlives the part's end until the worker has reported."""
+    """A computation at a worker. It outlives the computation's end until the worker has reported."""
 
-    part: Part
+    computation: Computation
     worker: int
     offset: int | None = None
     """Its space in the input arena, once granted."""
@@ -110,7 +109,8 @@ class Preparation:
         self._workers: dict[int, deque[_Job]] = {}
         self._clocks: dict[int, Timer] = {}
         self._stopping: set[int] = set()
-        self._waiting: list[tuple[int, int, int, _Job]] = []
+        self._alone: Timer | None = None
+        self._waiting: list[tuple[tuple[int, int, int], _Job]] = []
         self._jobs: dict[int, _Job] = {}
 
     @property
@@ -123,9 +123,9 @@ class Preparation:
         """Bytes of the input arena that are taken."""
         return self._allocator.size - self._allocator.free_bytes
 
-    def enqueue(self, part: Part) -> None:
-        """Takes a QUEUED part."""
-        self._queue.push(part, part.media_bytes + _ITEM_COST_BYTES)
+    def enqueue(self, computation: Computation) -> None:
+        """Takes a QUEUED computation."""
+        self._queue.push(computation, computation.media_bytes + _ITEM_COST_BYTES)
 
     def pump(self, now: float) -> None:
         """Starts what can start: grants space, and gives items to workers with a free place."""
@@ -133,34 +133,37 @@ class Preparation:
         for worker, jobs in self._workers.items():
             if worker in self._stopping:
                 continue
-            while len(jobs) < ITEMS_AT_A_WORKER and (part := self._queue.pop()) is not None:
-                part.move(PartState.PREPARING)
-                part.prepare_started_at = now
-                job = _Job(part, worker)
+            while len(jobs) < ITEMS_AT_A_WORKER and (computation := self._queue.pop()) is not None:
+                computation.move(PartState.PREPARING)
+                computation.prepare_started_at = now
+                job = _Job(computation, worker)
                 jobs.append(job)
-                self._jobs[part.key] = job
+                self._jobs[computation.key] = job
                 if len(jobs) == 1:
                     self._start_clock(worker, now)
-                self._hands.prepare(worker, part.key, part.item, part.files)
+                self._hands.prepare(worker, computation.key, computation.item, computation.files)
 
-    def discard(self, part: Part) -> None:
-        """The part has ended while it was QUEUED, PREPARING or PREPARED."""
-        if part.input_offset is not None:
-            self.free_input(part)
-        job = self._jobs.get(part.key)
+    def discard(self, computation: Computation) -> None:
+        """It has ended while it was QUEUED, PREPARING or PREPARED."""
+        if computation.input_offset is not None:
+            self.free_input(computation)
+        job = self._jobs.get(computation.key)
         if job is not None:
             job.waits_for_space = False
-            self._hands.drop(job.worker, part.key)
+            self._hands.drop(job.worker, computation.key)
 
-    def free_input(self, part: Part) -> None:
-        """The part's input is not needed any more."""
-        assert part.input_offset is not None
-        self._allocator.free(part.input_offset)
-        part.input_offset = None
+    def free_input(self, computation: Computation) -> None:
+        """Its input is not needed any more."""
+        assert computation.input_offset is not None
+        self._allocator.free(computation.input_offset)
+        computation.input_offset = None
 
     def worker_ready(self, worker: int) -> None:
         """A worker takes items."""
         self._workers[worker] = deque()
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
 
     def worker_lost(self, worker: int, now: float) -> None:
         """A worker died. The item that it worked on fails; those behind it go to the next worker."""
@@ -175,57 +178,60 @@ class Preparation:
             self._forget(job)
             if job.offset is not None:
                 self._allocator.free(job.offset)
-            part = job.part
-            if part.ended:
+            computation = job.computation
+            if computation.ended:
                 continue
             if index == 0 and not stopped:
                 message = "the process that decoded this item died; the file may be built to crash a decoder"
-                self._listener.part_failed(part, ServiceError(Reason.MEDIA_WORKER_LOST, message), now)
+                self._listener.failed(computation, ServiceError(Reason.MEDIA_WORKER_LOST, message), now)
             else:
-                part.move(PartState.QUEUED)
-                self.enqueue(part)
+                computation.move(PartState.QUEUED)
+                self.enqueue(computation)
+
+        if not self._workers:
+            self._alone = self._timers.at(now + self._space_seconds, self._workers_overdue)
 
     def measured(self, worker: int, key: int, layout: EmbeddingChunk, model_input: ModelInput, now: float) -> None:
         """A worker knows the shape of an item and waits for space."""
         job = self._job(worker, key)
-        if job is None or job.part.ended:
+        if job is None or job.computation.ended:
             return
-        part = job.part
-        measured_before = part.layout is not None
-        part.layout, part.input = layout, model_input
-        try:
-            if model_input.nbytes > self._allocator.size:
-                raise ServiceError(
-                    Reason.MEDIA_TOO_LARGE,
-                    f"the item needs {model_input.nbytes} bytes of model input and the server has room for "
-                    f"{self._allocator.size}; ask for fewer pixels",
-                )
-            if not measured_before:
-                self._listener.part_measured(part)
-        except ServiceError as error:
-            if not measured_before:
-                part.layout = None  # It was not counted.
-            self._listener.part_failed(part, error, now)
+        computation = job.computation
+        measured_before = computation.layout is not None
+        computation.layout, computation.input = layout, model_input
+        if model_input.nbytes > self._allocator.size:
+            message = (
+                f"the item needs {model_input.nbytes} bytes of model input and the server has room for "
+                f"{self._allocator.size}; ask for fewer pixels"
+            )
+            self._listener.failed(computation, ServiceError(Reason.MEDIA_TOO_LARGE, message), now)
+        elif not measured_before:
+            self._listener.measured(computation, now)
+        if computation.ended:
             return
         job.waits_for_space = True
         job.space_timer = self._timers.at(now + self._space_seconds, lambda at: self._space_overdue(job, at))
-        heapq.heappush(self._waiting, (part.request.prompt.order, part.item.part_idx, part.key, job))
+        heapq.heappush(self._waiting, (computation.place, job))
+        if len(self._waiting) > 2 * ITEMS_AT_A_WORKER * len(self._workers) + _SWEEP_SLACK:
+            # Cancels must not let the heap grow while its oldest item waits for space.
+            self._waiting = [entry for entry in self._waiting if entry[-1].waits_for_space]
+            heapq.heapify(self._waiting)
 
     def prepared(self, worker: int, key: int, prepare_seconds: float, now: float) -> None:
         """A worker has written an item's input."""
         job = self._take(worker, key, now)
         if job is None:
             return
-        part = job.part
+        computation = job.computation
         assert job.offset is not None
-        if part.ended:
+        if computation.ended:
             self._allocator.free(job.offset)
             return
-        part.input_offset = job.offset
-        part.prepare_seconds = prepare_seconds
-        part.prepared_at = now
-        part.move(PartState.PREPARED)
-        self._listener.part_prepared(part, now)
+        computation.input_offset = job.offset
+        computation.prepare_seconds = prepare_seconds
+        computation.prepared_at = now
+        computation.move(PartState.PREPARED)
+        self._listener.prepared(computation, now)
 
     def failed(self, worker: int, key: int, error: ServiceError, now: float) -> None:
         """A worker cannot prepare an item, or has dropped it."""
@@ -234,21 +240,21 @@ class Preparation:
             return
         if job.offset is not None:
             self._allocator.free(job.offset)
-        if not job.part.ended:
-            self._listener.part_failed(job.part, error, now)
+        if not job.computation.ended:
+            self._listener.failed(job.computation, error, now)
 
     def _grant_space(self, now: float) -> None:
         """Gives space to the oldest prompt first; nobody younger may take while it waits."""
         while self._waiting:
             job = self._waiting[0][-1]
             if job.waits_for_space:
-                assert job.part.input is not None
-                offset = self._allocator.allocate(max(job.part.input.nbytes, 1))
+                assert job.computation.input is not None
+                offset = self._allocator.allocate(max(job.computation.input.nbytes, 1))
                 if offset is None:
                     return
                 job.offset = offset
                 job.waits_for_space = False
-                self._hands.grant(job.worker, job.part.key, offset)
+                self._hands.grant(job.worker, job.computation.key, offset)
                 if self._workers[job.worker][0] is job:
                     # The time that it waited for us is not its own.
                     self._stop_clock(job.worker)
@@ -275,7 +281,7 @@ class Preparation:
         return job
 
     def _forget(self, job: _Job) -> None:
-        del self._jobs[job.part.key]
+        del self._jobs[job.computation.key]
         job.waits_for_space = False
         if job.space_timer is not None:
             job.space_timer.cancel()
@@ -297,15 +303,22 @@ class Preparation:
             # The worker is not slow, it waits for the front; that has its own limit.
             self._start_clock(worker, now)
             return
-        if not job.part.ended:
+        if not job.computation.ended:
             message = f"the item was not decoded in {self._prepare_seconds:g} s; send a smaller or simpler file"
-            self._listener.part_failed(job.part, ServiceError(Reason.MEDIA_TIMEOUT, message), now)
+            self._listener.failed(job.computation, ServiceError(Reason.MEDIA_TIMEOUT, message), now)
         self._stopping.add(worker)
         self._hands.stop(worker)
+
+    def _workers_overdue(self, now: float) -> None:
+        """No worker has come back: what waits for one fails."""
+        self._alone = self._timers.at(now + self._space_seconds, self._workers_overdue)
+        message = f"no media worker was ready in {self._space_seconds:g} s; the server is starting one again"
+        for computation in self._queue.drain():
+            self._listener.failed(computation, ServiceError(Reason.NOT_READY, message, retry_after=5.0), now)
 
     def _space_overdue(self, job: _Job, now: float) -> None:
         if not job.waits_for_space:
             return
         message = f"no space for the item's input came free in {self._space_seconds:g} s; try again later"
         error = ServiceError(Reason.SPACE_TIMEOUT, message, retry_after=1.0)
-        self._listener.part_failed(job.part, error, now)
+        self._listener.failed(job.computation, error, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -29,7 +29,7 @@ class Prompt:
     requests: dict[str, Request] = field(default_factory=dict, repr=False)
     live_parts: set[int] = field(default_factory=set, repr=False)
     slot_bytes: int = 0
-    """Payload bytes of its parts that were measured, without those that failed or were cancelled."""
+    """Payload bytes of its parts that were measured or cached, without those that failed or were cancelled."""
 
 
 @dataclass(eq=False)
@@ -62,8 +62,7 @@ class RequestTable:
     """All live requests.
 
     Args:
-        on_end: called when a part has had its end and its caller was told, with the state that it ended in, the one
-            before, and the time.
+        on_end: called when a part has had its end and its caller was told, with the state before and the time.
     """
 
     def __init__(self, on_end: Callable[[Part, PartState, float], None]) -> None:
@@ -76,6 +75,10 @@ class RequestTable:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def live(self) -> list[Request]:
+        """All requests that have not completed."""
+        return list(self._requests.values())
 
     def live_parts(self) -> Counter[str]:
         """How many parts are in each live state."""
@@ -93,8 +96,17 @@ class RequestTable:
         """The live prompt of this caller."""
         return self._prompts.get((identity, prompt_id))
 
-    def admit(self, command: EncodeCommand, sink: Sink, encoder: EncoderRef, now: float) -> Request:
+    def admit(
+        self, command: EncodeCommand, sink: Sink, encoder: EncoderRef, patches: Sequence[int], now: float
+    ) -> Request:
         """Enters a request, tells ``Accepted``, and makes its parts.
+
+        Args:
+            command: what is asked.
+            sink: where its events go.
+            encoder: this server.
+            patches: what admission was charged for each item's forward.
+            now: the time.
 
         Raises:
             ServiceError: an id or a part is live already, or the prompt has another number of parts.
@@ -127,15 +139,8 @@ class RequestTable:
         self._prompts[prompt_key] = prompt
         self._requests[request_key] = request
         prompt.requests[command.request_id] = request
-        for item in command.items:
-            part = Part(
-                key=next(self._keys),
-                request=request,
-                item=item.item,
-                files=item.files,
-                media_bytes=sum(map(len, item.files)),
-                admitted_at=now,
-            )
+        for item, charge in zip(command.items, patches, strict=True):
+            part = Part(next(self._keys), request, item.item, item.media_bytes, charge, now)
             request.parts.append(part)
             prompt.live_parts.add(item.item.part_idx)
             self._parts[part.key] = part
@@ -145,6 +150,7 @@ class RequestTable:
 
     def end_ready(self, part: Part, chunk: EmbeddingChunk, now: float) -> None:
         """The part's embedding is there."""
+        part.request.from_cache += chunk.from_cache
         self._end(part, PartState.READY, ChunkEvent(chunk), now)
 
     def end_failed(self, part: Part, error: ServiceError, now: float) -> None:
@@ -161,7 +167,7 @@ class RequestTable:
 
     def _end(self, part: Part, state: PartState, event: Event, now: float) -> None:
         previous = part.state
-        part.move(state)
+        part.finish(state)
         request = part.request
         request.ends[state] += 1
         request.open_parts -= 1
@@ -169,7 +175,6 @@ class RequestTable:
         del self._parts[part.key]
         request.tell(event)
         self._on_end(part, previous, now)
-        part.files = ()
         if request.open_parts == 0:
             self._complete(request, now)
 

@@ -1,4 +1,6 @@
-"""The brain: connects requests, preparation, encoding and leases. Pure; the time is passed in, the hands are ports.
+"""The brain: connects requests, the store, preparation, encoding and leases.
+
+Pure: the time is passed in, and the hands are ports.
 
 Every method is a thing that happened: a call, a report of a child, a death, a timer. Each ends with
 :meth:`Scheduler._pump`, which starts everything that can start now. So there is no state in which work could run and
@@ -7,7 +9,6 @@ nobody starts it.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -15,43 +16,47 @@ from typing import Protocol
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.admission import Admission
+from encoder_svc.runtime.canary import Canary
 from encoder_svc.runtime.chunks import ChunkWriter
-from encoder_svc.runtime.commands import CancelCommand, EncodeCommand
-from encoder_svc.runtime.encoding import EncodedPart, Encoding, Engine, EngineHands
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, ItemCommand
+from encoder_svc.runtime.computations import Computation
+from encoder_svc.runtime.content_names import name_content
+from encoder_svc.runtime.encoding import Batch, EncodedItem, Encoding, Engine, EngineHands
 from encoder_svc.runtime.events import ChunkEvent
 from encoder_svc.runtime.leases import Lease, LeaseState, LeaseTable
+from encoder_svc.runtime.observer import Observer
 from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.preparation import MediaHands, Preparation
 from encoder_svc.runtime.requests import Request, RequestTable, Sink
-from encoder_svc.runtime.slots import Slot, SlotState
+from encoder_svc.runtime.service import LoadFigures
+from encoder_svc.runtime.slots import ContentName, Slot, SlotState, footprint
+from encoder_svc.runtime.store import Store
 from encoder_svc.runtime.timers import Timers
+from encoder_svc.runtime.uploads import Uploads
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
-from epd.encoder.v1.encoder_service_pb2 import ReadOutcome
+from epd.encoder.v1.encoder_service_pb2 import CachePolicy, Delivery, ReadOutcome
+from epd.encoder.v1.media_pb2 import MediaItem
 from epd.internal.v1.engine_pb2 import BatchDone, EngineReady
 from epd.internal.v1.media_worker_pb2 import ModelInput
 
 
-class Hands(MediaHands, EngineHands, Protocol):
-    """The children, as the scheduler commands them."""
+class SourceHands(Protocol):
+    """Who brings media that are not at hand, and hashes what is large."""
+
+    def bring(self, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
+        """Fetches the item's ``uri`` unless ``files`` are given, hashes, and reports the part as sourced or failed."""
+        ...
+
+    def stop_bringing(self, part: int) -> None:
+        """The part has ended. Of no effect if nothing is being brought for it."""
+        ...
+
+
+class Hands(MediaHands, EngineHands, SourceHands, Protocol):
+    """Everybody whom the scheduler commands."""
 
     def verify(self, engine: int, query: int, payload_offset: int, nbytes: int) -> None:
         """Sends ``VerifySlot``."""
-        ...
-
-
-class Observer(Protocol):
-    """Who counts what happens, where it happens."""
-
-    def request_admitted(self) -> None:
-        """A request came in."""
-        ...
-
-    def request_refused(self, reason: Reason) -> None:
-        """A request was refused as a whole."""
-        ...
-
-    def part_ended(self, state: PartState, reason: Reason | None) -> None:
-        """A part had its end."""
         ...
 
 
@@ -61,14 +66,20 @@ class Rules:
 
     prepare_seconds: float
     space_seconds: float
+    forward_seconds: float
+    canary_seconds: float
     lease_seconds: float
     max_lease_seconds: float
     prompt_bytes: int
     """Payload bytes that the parts of one prompt may take in an arena."""
     max_queued_parts: int
     max_queued_bytes: int
+    max_queued_patches: int
     batches_ahead: int
     input_bytes: int
+    max_upload_bytes: int
+    max_uploads_bytes: int
+    upload_seconds: float
 
 
 class Scheduler:
@@ -77,7 +88,7 @@ class Scheduler:
     Args:
         rules: what it decides by.
         engines: their tables.
-        hands: the children.
+        hands: the children, and who brings media.
         chunks: makes the chunks.
         observer: counts.
     """
@@ -91,18 +102,41 @@ class Scheduler:
         self._observer = observer
         self.timers = Timers()
         self.requests = RequestTable(self._part_ended)
-        self.admission = Admission(rules.max_queued_parts, rules.max_queued_bytes)
-        self.leases = LeaseTable(self.timers, self._slot_unleased)
+        self.admission = Admission(rules.max_queued_parts, rules.max_queued_bytes, rules.max_queued_patches)
+        self.uploads = Uploads(rules.max_upload_bytes, rules.max_uploads_bytes, rules.upload_seconds, self.timers)
+        self.store = Store([engine.slots for engine in engines])
+        self.leases = LeaseTable(self.timers, self._lease_ended)
         self.preparation = Preparation(
             hands, rules.input_bytes, rules.prepare_seconds, rules.space_seconds, self.timers, self
         )
-        self.encoding = Encoding(hands, engines, rules.batches_ahead, rules.space_seconds, self.timers, self)
+        self.encoding = Encoding(
+            hands, engines, rules.batches_ahead, rules.space_seconds, rules.forward_seconds, self.timers, self
+        )
+        self.canary = Canary(self.encoding.engines, self.submit, rules.canary_seconds, self.timers)
         self.draining = False
         self._model: EngineReady | None = None
         self._queries = count(1)
         self._verifying: dict[int, Slot] = {}
 
+    @property
+    def ready(self) -> bool:
+        """Requests are taken: an engine and a media worker are ready, and the server is not stopping."""
+        return self.encoding.ready and self.preparation.ready and not self.draining
+
+    def load(self, now: float) -> LoadFigures:
+        """How busy the server is."""
+        room = sum(engine.batcher.budget for engine in self.encoding.engines) * self._rules.batches_ahead
+        return LoadFigures(self.admission.patches / room, self.admission.rate(now))
+
     # What callers ask.
+
+    def fail_all(self, now: float) -> None:
+        """The server stops: every part that has not ended fails."""
+        error = ServiceError(Reason.SHUTTING_DOWN, "the server stopped before the embedding was ready", retry_after=1.0)
+        for request in self.requests.live():
+            for part in request.parts:
+                if not part.ended:
+                    self._fail(part, error, now)
 
     def submit(self, command: EncodeCommand, sink: Sink, now: float) -> Request:
         """Admits a request and starts it.
@@ -116,10 +150,10 @@ class Scheduler:
             self._observer.request_refused(error.reason)
             raise
         self._observer.request_admitted()
-        for part in request.parts:
-            self.preparation.enqueue(part)
         if command.deadline is not None:
             request.deadline = self.timers.at(command.deadline, lambda at: self._deadline_passed(request, at))
+        for part, item in zip(list(request.parts), command.items, strict=True):
+            self._find_source(part, item, now)
         self._pump(now)
         return request
 
@@ -141,6 +175,23 @@ class Scheduler:
         self._pump(now)
         return len(requests), parts
 
+    def acquire(self, command: AcquireCommand, now: float) -> EmbeddingChunk:
+        """Leases a cached embedding by its content key, or looks at it.
+
+        Raises:
+            ServiceError: it is not here.
+        """
+        slot = self.store.cached(ContentName(command.identity, command.content_key))
+        if slot is None:
+            raise ServiceError(Reason.CONTENT_UNKNOWN, "no embedding of this content is here; send its media in Encode")
+        leases = self._grant(slot, command.receivers, command.lease_ttl, now)
+        chunk = self._chunks.ready(slot, self._ready(slot.engine), leases, now)
+        chunk.prompt_id = command.prompt_id
+        chunk.part_idx = command.part_idx
+        chunk.num_parts = command.num_parts
+        chunk.from_cache = True
+        return chunk
+
     def release(
         self, leases: Sequence[tuple[bytes, ReadOutcome]], now: float
     ) -> list[tuple[Lease | LeaseState | None, LeaseState | None]]:
@@ -149,8 +200,8 @@ class Scheduler:
         for lease_id, outcome in leases:
             found = self.leases.find(lease_id, now)
             if isinstance(found, Lease):
-                if outcome == ReadOutcome.READ_OUTCOME_CORRUPT and found.slot.leases > 1:
-                    self._verify(found)
+                if outcome == ReadOutcome.READ_OUTCOME_CORRUPT:
+                    self._doubt(found.slot)
                 self.leases.release(found)
                 answers.append((found, LeaseState.RELEASED))
             else:
@@ -176,6 +227,27 @@ class Scheduler:
             return found
         raise ServiceError(*_DEAD_LEASE[found])
 
+    # What those who bring media report.
+
+    def sourced(self, key: int, files: tuple[bytes, ...], digest: bytes, seconds: float, now: float) -> None:
+        """A part's media are here, and hashed."""
+        part = self.requests.part(key)
+        if part is None:
+            return
+        part.fetch_seconds = seconds
+        self._observer.stage_took("fetch", seconds)
+        if not part.media_bytes:
+            self.admission.media_fetched(part, sum(map(len, files)))
+        self._start(part, files, digest, now)
+        self._pump(now)
+
+    def source_failed(self, key: int, error: ServiceError, now: float) -> None:
+        """A part's media cannot be had."""
+        part = self.requests.part(key)
+        if part is not None:
+            self._fail(part, error, now)
+        self._pump(now)
+
     # What children report.
 
     def media_worker_ready(self, worker: int, now: float) -> None:
@@ -188,17 +260,17 @@ class Scheduler:
         self.preparation.worker_lost(worker, now)
         self._pump(now)
 
-    def measured(self, worker: int, key: int, layout: EmbeddingChunk, model_input: ModelInput, now: float) -> None:
+    def item_measured(self, worker: int, key: int, layout: EmbeddingChunk, model_input: ModelInput, now: float) -> None:
         """A media worker knows an item's shape."""
         self.preparation.measured(worker, key, layout, model_input, now)
         self._pump(now)
 
-    def prepared(self, worker: int, key: int, seconds: float, now: float) -> None:
+    def item_prepared(self, worker: int, key: int, seconds: float, now: float) -> None:
         """A media worker has written an item's input."""
         self.preparation.prepared(worker, key, seconds, now)
         self._pump(now)
 
-    def prepare_failed(self, worker: int, key: int, error: ServiceError, now: float) -> None:
+    def item_failed(self, worker: int, key: int, error: ServiceError, now: float) -> None:
         """A media worker cannot prepare an item, or has dropped it."""
         self.preparation.failed(worker, key, error, now)
         self._pump(now)
@@ -206,11 +278,13 @@ class Scheduler:
     def engine_ready(self, index: int, ready: EngineReady, now: float) -> None:
         """An engine takes batches."""
         self._model = ready
-        self.encoding.engine_ready(index, ready)
+        self.encoding.engine_ready(index, ready, now)
         self._pump(now)
 
     def engine_lost(self, index: int, now: float) -> None:
-        """An engine died: the embeddings in its arena are gone for their readers."""
+        """An engine died: the embeddings in its arena are gone."""
+        slots = self.encoding.engines[index].slots
+        slots.forget_all()
         self.leases.revoke_engine(index)
         # What it was asked about slots that are free now, it will not answer.
         self._verifying = {query: slot for query, slot in self._verifying.items() if slot.state is SlotState.FILLED}
@@ -227,10 +301,12 @@ class Scheduler:
         self._pump(now)
 
     def slot_verified(self, query: int, checksum: int, now: float) -> None:
-        """An engine has computed a slot's checksum again. A damaged slot is taken from its readers."""
+        """An engine has computed a slot's checksum again. A damaged slot is taken from its readers and forgotten."""
         slot = self._verifying.pop(query, None)
         # Its memory may have another use by now: that is another slot.
         if slot is not None and slot.state is SlotState.FILLED and checksum != slot.checksum:
+            slots = self.encoding.engines[slot.engine].slots
+            slots.forget(slot)
             self.leases.revoke_slot(slot)
         self._pump(now)
 
@@ -238,55 +314,55 @@ class Scheduler:
         """Runs what is due."""
         self._pump(now)
 
-    # What the two halves of the pipeline tell.
+    # What the two halves of the pipeline tell (PreparationListener, EncodingListener).
 
-    def part_measured(self, part: Part) -> None:
+    def measured(self, computation: Computation, now: float) -> None:
         """See :class:`PreparationListener`."""
-        assert part.layout is not None
-        limit = min(self._rules.prompt_bytes, self.encoding.capacity)
-        total = part.request.prompt.slot_bytes + part.layout.nbytes
-        if total > limit:
-            raise ServiceError(
-                Reason.PROMPT_TOO_LARGE,
-                f"the embeddings of this prompt need {total} bytes and one prompt may take {limit}; ask for fewer "
-                "pixels or split the prompt, or let the operator raise arena_bytes or prompt_arena_share",
-            )
-        part.request.prompt.slot_bytes = total
+        for part in list(computation.parts):
+            self.admission.measured(part, computation.patches)
+            self._charge_prompt(part, computation, now)
 
-    def part_prepared(self, part: Part, now: float) -> None:
+    def prepared(self, computation: Computation, now: float) -> None:
         """See :class:`PreparationListener`."""
-        self._drop_files(part)
-        if not part.request.command.skip_layout:
-            fingerprint = self._model.model.compatibility_fingerprint if self._model is not None else b""
-            part.request.tell(ChunkEvent(self._chunks.layout(part, fingerprint)))
-        self.encoding.enqueue(part, now)
+        computation.files = ()
+        self._observer.stage_took("prepare", computation.prepare_seconds)
+        for part in computation.parts:
+            self.admission.media_dropped(part)
+            self._tell_layout(part, computation)
+        self.encoding.enqueue(computation, now)
 
-    def part_encoded(self, result: EncodedPart, now: float) -> None:
+    def encoded(self, result: EncodedItem, now: float) -> None:
         """See :class:`EncodingListener`."""
-        part = result.part
-        engine = self.encoding.engines[result.engine]
-        assert part.slot is not None
-        assert engine.ready is not None
-        engine.slots.fill(part.slot, result.checksum)
-        command = part.request.command
-        ttl = self._lease_ttl(command.lease_ttl)
-        leases = [self.leases.grant(part.slot, result.engine, receiver, ttl, now) for receiver in command.receivers]
-        chunk = self._chunks.ready(result, engine.ready, leases, now)
-        if not leases:
-            engine.slots.free(part.slot)
-        part.slot = None
-        self.requests.end_ready(part, chunk, now)
+        computation = result.computation
+        slot, layout = computation.slot, computation.layout
+        assert slot is not None
+        assert layout is not None
+        computation.slot = None
+        self._observer.stage_took("batch_wait", computation.encode_started_at - computation.prepared_at)
+        if computation.name is not None:
+            self.store.replace(computation.name)
+        slots = self.encoding.engines[result.engine].slots
+        slots.fill(slot, layout, result.checksum, computation.name)
+        self.store.end(computation)
+        for part in list(computation.parts):
+            self._deliver(part, slot, result, now)
+        slots.settle(slot)
 
-    def part_failed(self, part: Part, error: ServiceError, now: float) -> None:
+    def failed(self, computation: Computation, error: ServiceError, now: float) -> None:
         """See :class:`PreparationListener` and :class:`EncodingListener`."""
-        self.requests.end_failed(part, error, now)
-        self._observer.part_ended(PartState.FAILED, error.reason)
+        self._end_computation(computation)
+        for part in list(computation.parts):
+            self._fail(part, error, now)
 
-    def input_free(self, part: Part) -> None:
+    def input_free(self, computation: Computation) -> None:
         """See :class:`EncodingListener`."""
-        self.preparation.free_input(part)
+        self.preparation.free_input(computation)
 
-    # Inside.
+    def batch_ran(self, batch: Batch, forward_seconds: float, stage_seconds: float) -> None:
+        """See :class:`EncodingListener`."""
+        self._observer.batch_ran(len(batch.items), batch.patches, forward_seconds, stage_seconds)
+
+    # Inside: how a part finds its computation.
 
     def _admit(self, command: EncodeCommand, sink: Sink, now: float) -> Request:
         if self.draining:
@@ -312,13 +388,130 @@ class Scheduler:
                 )
         if command.deadline is not None and command.deadline <= now:
             raise ServiceError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the request was admitted")
-        media_bytes = sum(len(file) for item in command.items for file in item.files)
-        self.admission.enter(len(command.items), media_bytes)
+        media_bytes = sum(item.media_bytes for item in command.items)
+        patches = [self.admission.estimate(item.item.modality) for item in command.items]
+        self.admission.enter(media_bytes, patches, now)
         try:
-            return self.requests.admit(command, sink, self._chunks.encoder(None), now)
+            return self.requests.admit(command, sink, self._chunks.encoder(None), patches, now)
         except ServiceError:
-            self.admission.leave(len(command.items), media_bytes)
+            self.admission.leave(media_bytes, patches)
             raise
+
+    def _find_source(self, part: Part, item: ItemCommand, now: float) -> None:
+        command = part.request.command
+        match item.item.WhichOneof("source"):
+            case "content_key":
+                self._start_known(part, ContentName(command.identity, item.item.content_key), now)
+            case "upload_id":
+                try:
+                    file, digest = self.uploads.take(command.identity, item.item.upload_id)
+                except ServiceError as error:
+                    self._fail(part, error, now)
+                else:
+                    self._start(part, (file,), digest, now)
+            case _ if item.digest is not None:
+                self._start(part, item.files, item.digest, now)
+            case _:
+                self._hands.bring(part.key, item.item, item.files)
+
+    def _start(self, part: Part, files: tuple[bytes, ...], digest: bytes, now: float) -> None:
+        """The media are at hand: takes the embedding from the cache, joins who makes it, or has it made."""
+        command = part.request.command
+        if part.item.content_sha256 not in (b"", digest):
+            message = "the media are not those that content_sha256 names; send them again, or the right digest"
+            self._fail(part, ServiceError(Reason.MEDIA_DIGEST_MISMATCH, message, field="content_sha256"), now)
+            return
+        name = None
+        if command.cache_policy != CachePolicy.CACHE_POLICY_BYPASS:
+            assert self._model is not None
+            namespace = self._model.model.cache_namespace
+            name = name_content(command.identity, namespace, command.cache_salt, part.item, digest)
+            if command.cache_policy != CachePolicy.CACHE_POLICY_REFRESH and self._find(part, name, now):
+                return
+            self._observer.cache_looked_up("miss")
+        computation = self.store.begin(part.item, files, name, part.request)
+        computation.parts.append(part)
+        part.computation = computation
+        self.preparation.enqueue(computation)
+
+    def _start_known(self, part: Part, name: ContentName, now: float) -> None:
+        if not self._find(part, name, now):
+            message = "no embedding of this content is here; send the media themselves"
+            self._fail(part, ServiceError(Reason.CONTENT_UNKNOWN, message, field="content_key"), now)
+
+    def _find(self, part: Part, name: ContentName, now: float) -> bool:
+        """Takes the embedding from the cache, or joins who makes it."""
+        slot = self.store.cached(name)
+        if slot is not None:
+            assert slot.layout is not None
+            self._observer.cache_looked_up("hit")
+            if self._fits_prompt(part, slot.layout.nbytes, now):
+                self._deliver(part, slot, None, now)
+                self.encoding.engines[slot.engine].slots.settle(slot)
+            return True
+        computation = self.store.in_the_making(name)
+        if computation is None:
+            return False
+        self._observer.cache_looked_up("joined")
+        computation.parts.append(part)
+        part.computation = computation
+        if not computation.files:
+            self.admission.media_dropped(part)
+        if computation.layout is not None:
+            self.admission.measured(part, computation.patches)
+            if self._charge_prompt(part, computation, now) and not computation.files:
+                self._tell_layout(part, computation)
+        return True
+
+    # Inside: how a part ends.
+
+    def _deliver(self, part: Part, slot: Slot, encoded: EncodedItem | None, now: float) -> None:
+        command = part.request.command
+        leases = self._grant(slot, command.receivers, command.lease_ttl, now)
+        chunk = self._chunks.ready_for(part, slot, self._ready(slot.engine), leases, encoded, now)
+        self.requests.end_ready(part, chunk, now)
+        self._observer.part_ended(PartState.READY, None, now - part.admitted_at)
+
+    def _fail(self, part: Part, error: ServiceError, now: float) -> None:
+        self.requests.end_failed(part, error, now)
+        self._observer.part_ended(PartState.FAILED, error.reason, now - part.admitted_at)
+
+    def _cancel(self, request: Request, now: float) -> int:
+        parts = [part for part in request.parts if not part.ended]
+        for part in parts:
+            self.requests.end_cancelled(part, now)
+            self._observer.part_ended(PartState.CANCELLED, None, now - part.admitted_at)
+        return len(parts)
+
+    def _deadline_passed(self, request: Request, now: float) -> None:
+        message = "the deadline passed before the embedding was ready"
+        for part in request.parts:
+            if not part.ended:
+                self._fail(part, ServiceError(Reason.DEADLINE_EXCEEDED, message), now)
+
+    def _part_ended(self, part: Part, previous: PartState, now: float) -> None:
+        self.admission.ended(part, now)
+        if part.end is not PartState.READY:
+            part.request.prompt.slot_bytes -= part.slot_bytes
+        computation = part.computation
+        if computation is None:
+            if previous is PartState.FETCHING:
+                self._hands.stop_bringing(part.key)
+            return
+        computation.parts.remove(part)
+        if not computation.parts and not computation.ended:
+            # Nobody wants it any more.
+            self._end_computation(computation)
+
+    def _end_computation(self, computation: Computation) -> None:
+        """It will not make its embedding. What a child still holds of it comes back when the child reports."""
+        self.store.end(computation)
+        if computation.stage is PartState.PREPARED:
+            self.encoding.discard(computation)
+        if computation.stage is not PartState.ENCODING:
+            self.preparation.discard(computation)
+
+    # Inside: the rest.
 
     def _pump(self, now: float) -> None:
         # What is due comes first, even if the loop was late: nothing is started for a part whose time is over.
@@ -326,50 +519,62 @@ class Scheduler:
         self.encoding.pump(now)
         self.preparation.pump(now)
 
-    def _cancel(self, request: Request, now: float) -> int:
-        parts = [part for part in request.parts if not part.ended]
-        for part in parts:
-            self.requests.end_cancelled(part, now)
-        return len(parts)
+    def _grant(self, slot: Slot, receivers: Sequence[str], ttl: float | None, now: float) -> list[Lease]:
+        slots = self.encoding.engines[slot.engine].slots
+        seconds = self._lease_ttl(ttl)
+        leases = []
+        for receiver in receivers:
+            slots.lease(slot)
+            leases.append(self.leases.grant(slot, receiver, seconds, now))
+        return leases
 
-    def _deadline_passed(self, request: Request, now: float) -> None:
-        for part in request.parts:
-            if not part.ended:
-                message = "the deadline passed before the embedding was ready"
-                self.part_failed(part, ServiceError(Reason.DEADLINE_EXCEEDED, message), now)
-
-    def _part_ended(self, part: Part, previous: PartState, now: float) -> None:
-        self._drop_files(part)
-        self.admission.part_ended(now)
-        if part.state is not PartState.READY and part.layout is not None:
-            part.request.prompt.slot_bytes -= part.layout.nbytes
-        if part.state is not PartState.FAILED:
-            self._observer.part_ended(part.state, None)
-        if previous is PartState.PREPARED:
-            self.encoding.discard(part)
-        if previous in (PartState.QUEUED, PartState.PREPARING, PartState.PREPARED):
-            self.preparation.discard(part)
-
-    def _drop_files(self, part: Part) -> None:
-        self.admission.media_dropped(sum(map(len, part.files)))
-        part.files = ()
-
-    def _slot_unleased(self, lease: Lease) -> None:
-        self.encoding.engines[lease.engine].slots.free(lease.slot)
+    def _lease_ended(self, lease: Lease) -> None:
+        self.encoding.engines[lease.slot.engine].slots.unlease(lease.slot)
 
     def _lease_ttl(self, asked: float | None) -> float:
         return min(asked or self._rules.lease_seconds, self._rules.max_lease_seconds)
 
-    def _verify(self, lease: Lease) -> None:
-        """A reader saw a wrong checksum while others still read: finds out whether the slot is damaged."""
-        query = next(self._queries)
-        self._verifying[query] = lease.slot
-        self._hands.verify(lease.engine, query, lease.slot.payload_offset, lease.slot.nbytes)
+    def _ready(self, engine: int) -> EngineReady:
+        ready = self.encoding.engines[engine].ready
+        assert ready is not None
+        return ready
 
+    def _tell_layout(self, part: Part, computation: Computation) -> None:
+        if not part.request.command.skip_layout:
+            assert computation.layout is not None
+            assert self._model is not None
+            fingerprint = self._model.model.compatibility_fingerprint
+            part.request.tell(ChunkEvent(self._chunks.layout(computation.layout, part, fingerprint)))
 
-def new_instance_id() -> str:
-    """Names one life of a server."""
-    return secrets.token_hex(16)
+    def _charge_prompt(self, part: Part, computation: Computation, now: float) -> bool:
+        assert computation.layout is not None
+        return self._fits_prompt(part, computation.layout.nbytes, now)
+
+    def _fits_prompt(self, part: Part, nbytes: int, now: float) -> bool:
+        """Charges the part's prompt for an embedding; fails the part if that is more than a prompt may take."""
+        command = part.request.command
+        if command.delivery == Delivery.DELIVERY_CACHE_ONLY and footprint(nbytes) <= self.encoding.capacity:
+            return True
+        limit = min(self._rules.prompt_bytes, self.encoding.capacity)
+        taken = footprint(nbytes)
+        total = part.request.prompt.slot_bytes + taken
+        if total > limit:
+            message = (
+                f"the embeddings of this prompt need {total} bytes and one prompt may take {limit}; ask for fewer "
+                "pixels or split the prompt, or let the operator raise arena_bytes or prompt_arena_share"
+            )
+            self._fail(part, ServiceError(Reason.PROMPT_TOO_LARGE, message), now)
+            return False
+        part.request.prompt.slot_bytes = total
+        part.slot_bytes = taken
+        return True
+
+    def _doubt(self, slot: Slot) -> None:
+        """A reader saw a wrong checksum: finds out whether the slot is damaged, if anybody else could still read it."""
+        if slot.leases > 1 or slot.name is not None:
+            query = next(self._queries)
+            self._verifying[query] = slot
+            self._hands.verify(slot.engine, query, slot.payload_offset, slot.nbytes)
 
 
 _DEAD_LEASE: dict[LeaseState | None, tuple[Reason, str]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from encoder_svc import __version__
 from encoder_svc.runtime.chunks import duration
 from encoder_svc.runtime.encoding import Engine
 from encoder_svc.runtime.scheduler import Scheduler
@@ -23,7 +22,6 @@ def describe(scheduler: Scheduler, settings: Settings, model_name: str) -> GetSe
         limits=_limits(settings),
         engines=[_engine(engine) for engine in engines],
         load=_load(scheduler),
-        versions={"encoder-svc": __version__},
     )
     ready = next((engine.ready for engine in engines if engine.ready is not None), None)
     if ready is not None:
@@ -59,9 +57,10 @@ def _engine(engine: Engine) -> EngineInfo:
         device=engine.device,
         state=state,
         batches_in_flight=len(engine.batches),
-        arena_bytes=engine.slots.capacity,
+        arena_bytes=engine.slots.size,
         reserved_bytes=engine.slots.reserved_bytes,
         leased_bytes=engine.slots.leased_bytes,
+        cached_bytes=engine.slots.cached_bytes,
     )
 
 

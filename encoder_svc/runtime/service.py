@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from encoder_svc.runtime.commands import CancelCommand, EncodeCommand
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand
 from encoder_svc.runtime.events import Event
+from encoder_svc.runtime.uploads import Upload
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome
 
 Sink = Callable[[Event], None]
@@ -29,6 +31,26 @@ class LeaseOutcome:
     state: LeaseState
     ttl: float
     """Seconds that it lives from now. 0 if it is not alive."""
+
+
+@dataclass(frozen=True)
+class LoadFigures:
+    """How busy a server is."""
+
+    utilization: float
+    """Patches of parts that have not ended, over those that the engines can hold at once. Above 1: parts wait."""
+    parts_per_second: float
+    """Parts that end, as a mean over the last seconds."""
+
+
+@dataclass(frozen=True)
+class FinishedUpload:
+    """A file that was sent ahead and is here."""
+
+    id: str
+    sha256: bytes
+    seconds: float
+    """How long it is kept."""
 
 
 class EncodeCall(Protocol):
@@ -63,6 +85,42 @@ class EncoderRuntime(Protocol):
         """
         ...
 
+    def acquire(self, command: AcquireCommand) -> EmbeddingChunk:
+        """Leases a cached embedding by its content key, or looks at it.
+
+        Raises:
+            ServiceError: it is not here.
+        """
+        ...
+
+    def begin_upload(self, identity: str, total_bytes: int) -> Upload:
+        """Reserves room for a file that is sent ahead.
+
+        Raises:
+            ServiceError: it is too large, or there is no room now.
+        """
+        ...
+
+    def add_to_upload(self, upload: Upload, piece: bytes) -> None:
+        """Takes the next bytes.
+
+        Raises:
+            ServiceError: they are more than announced, or the upload's time is over.
+        """
+        ...
+
+    def finish_upload(self, upload: Upload, sha256: bytes) -> FinishedUpload:
+        """The last piece has come.
+
+        Raises:
+            ServiceError: bytes are missing, or are not those that ``sha256`` names, or the upload's time is over.
+        """
+        ...
+
+    def abandon_upload(self, upload: Upload) -> None:
+        """Its sender is gone. Of no effect on one that is finished."""
+        ...
+
     def cancel(self, command: CancelCommand) -> CancelOutcome:
         """Cancels the parts of the target that are not READY; their requests are told."""
         ...
@@ -89,6 +147,10 @@ class EncoderRuntime(Protocol):
         Raises:
             ServiceError: the lease is not alive, or the range is not in the payload.
         """
+        ...
+
+    def load(self) -> LoadFigures:
+        """How busy the server is."""
         ...
 
     def describe(self) -> GetServerInfoResponse:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, Self
 
 import zmq
@@ -56,7 +55,6 @@ class Supervisor:
         program: what to start.
         owner: who speaks with it.
         context: ZeroMQ's.
-        folder: where links have their names for a moment.
         pause_seconds: the pause before the second life; it doubles while lives end without success.
     """
 
@@ -65,13 +63,11 @@ class Supervisor:
         program: ChildProgram,
         owner: ChildOwner,
         context: zmq.Context[zmq.Socket[bytes]],
-        folder: Path,
         pause_seconds: float,
     ) -> None:
         self._program = program
         self._owner = owner
         self._context = context
-        self._folder = folder
         self._pause_seconds = pause_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
@@ -101,14 +97,17 @@ class Supervisor:
             if self._succeeded.is_set():
                 pause = self._pause_seconds
             logger.warning("%s ended with %s; it starts again in %.1f s", self._program.name, end, pause)
-            self._owner.lost()
+            try:
+                self._owner.lost()
+            except Exception:
+                logger.exception("the death of %s was not taken well", self._program.name)
             self.restarts += 1
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _live(self) -> int:
         """One life, from start to death. Returns its exit status."""
-        link = self._link = Link(self._context, self._folder, self._owner.received)
+        link = self._link = Link(self._context, self._received)
         try:
             # Popen from this, the main thread: the child asks to be killed when the thread that made it ends.
             process = self._process = subprocess.Popen(  # noqa: ASYNC220 # returns at once: vfork
@@ -137,6 +136,14 @@ class Supervisor:
         success = asyncio.create_task(self._succeeded.wait())
         exit_.add_done_callback(lambda _: success.cancel())
         await asyncio.wait([success])
+
+    def _received(self, envelope: bytes) -> None:
+        try:
+            self._owner.received(envelope)
+        except Exception:
+            # What it said makes no sense, or we have half done what it asked for: a new life begins from a known state.
+            logger.exception("a message of %s was not understood; it is stopped", self._program.name)
+            self.kill()
 
     def greet(self, configuration: Message) -> None:
         """The child said hello: it gets its configuration."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from encoder_svc.errors import Reason, SetupError
 from encoder_svc.runtime.parts import PartState
 from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse
+
+_SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 2) for base in (1, 2, 5))
+_POWERS = tuple(float(1 << exponent) for exponent in range(17))
 
 
 class Metrics:
@@ -27,20 +30,44 @@ class Metrics:
         self.live_requests = self._gauge("live_requests", "Encode requests that have not completed.")
         self.live_parts = self._gauge("live_parts", "Parts that have not ended, by state.", "state")
         self.leases = self._gauge("leases", "Leases that are alive.")
-        self.leased_bytes = self._gauge("leased_bytes", "Bytes of an arena in slots with a live lease.", "engine")
         self.loop_lag = self._gauge("loop_lag_seconds", "Greatest delay of the event loop in the last seconds.")
+        self.part_seconds = self._histogram("part_seconds", "From a part's admission to its end.", _SECONDS, "state")
+        self.stage_seconds = self._histogram("stage_seconds", "Time that items spent in a stage.", _SECONDS, "stage")
+        self.batch_items = self._histogram("batch_items", "Items of a batch.", _POWERS[:9])
+        self.batch_patches = self._histogram("batch_patches", "Patches of a batch.", _POWERS[4:])
+        self.cache = self._counter("cache_lookups", "Contents that were looked for: hit, joined, or miss.", "result")
+        self.arena_bytes = self._gauge("arena_bytes", "Bytes of an arena by what its slots are.", "engine", "state")
+        self.batches = self._gauge("batches_in_flight", "Batches that an engine holds.", "engine")
+        self.media_bytes = self._gauge("media_bytes", "Bytes of media that are held for parts.")
+        self.restarts = self._gauge("restarts", "How often processes were started again.", "process")
 
     def request_admitted(self) -> None:
-        """See :class:`~encoder_svc.runtime.scheduler.Observer`."""
+        """See :class:`~encoder_svc.runtime.observer.Observer`."""
         self.admitted.inc()
 
     def request_refused(self, reason: Reason) -> None:
-        """See :class:`~encoder_svc.runtime.scheduler.Observer`."""
+        """See :class:`~encoder_svc.runtime.observer.Observer`."""
         self.refused.labels(reason.value).inc()
 
-    def part_ended(self, state: PartState, reason: Reason | None) -> None:
-        """See :class:`~encoder_svc.runtime.scheduler.Observer`."""
-        self.parts.labels(state.value, "" if reason is None else reason.value).inc()
+    def part_ended(self, end: PartState, reason: Reason | None, seconds: float) -> None:
+        """See :class:`~encoder_svc.runtime.observer.Observer`."""
+        self.parts.labels(end.value, "" if reason is None else reason.value).inc()
+        self.part_seconds.labels(end.value).observe(seconds)
+
+    def stage_took(self, stage: str, seconds: float) -> None:
+        """See :class:`~encoder_svc.runtime.observer.Observer`."""
+        self.stage_seconds.labels(stage).observe(seconds)
+
+    def batch_ran(self, items: int, patches: int, forward_seconds: float, stage_seconds: float) -> None:
+        """See :class:`~encoder_svc.runtime.observer.Observer`."""
+        self.batch_items.observe(items)
+        self.batch_patches.observe(patches)
+        self.stage_seconds.labels("forward").observe(forward_seconds)
+        self.stage_seconds.labels("stage").observe(stage_seconds)
+
+    def cache_looked_up(self, result: str) -> None:
+        """See :class:`~encoder_svc.runtime.observer.Observer`."""
+        self.cache.labels(result).inc()
 
     def observe(self, info: GetServerInfoResponse) -> None:
         """Sets the gauges. Called on the event loop now and then: the thread that serves metrics must not ask."""
@@ -49,12 +76,22 @@ class Metrics:
         for state, count in info.load.parts.items():
             self.live_parts.labels(state).set(count)
         self.leases.set(info.load.leases)
+        self.media_bytes.set(info.load.media_bytes)
+        self.restarts.labels("media worker").set(info.load.media_worker_restarts)
+        self.restarts.labels("engine").set(sum(engine.restarts for engine in info.engines))
         for engine in info.engines:
-            self.leased_bytes.labels(str(engine.index)).set(engine.leased_bytes)
+            index = str(engine.index)
+            self.batches.labels(index).set(engine.batches_in_flight)
+            self.arena_bytes.labels(index, "reserved").set(engine.reserved_bytes)
+            self.arena_bytes.labels(index, "leased").set(engine.leased_bytes)
+            self.arena_bytes.labels(index, "cached").set(engine.cached_bytes)
         self.loop_lag.set(info.load.loop_lag.ToNanoseconds() / 1e9)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"encoder_svc_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(f"encoder_svc_{name}", text, labels, registry=self.registry, buckets=buckets)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"encoder_svc_{name}", text, labels, registry=self.registry)

@@ -1,0 +1,89 @@
+"""From the settings to what the scheduler and the children are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from encoder_svc.runtime.scheduler import Rules
+from encoder_svc.settings import Settings, split_address
+from encoder_svc.shared_memory import SharedMemory
+from epd.internal.v1.engine_pb2 import ConfigureEngine, MooncakeSettings
+from epd.internal.v1.media_worker_pb2 import ConfigureMedia
+
+_BATCH_PATCHES = {"cpu": 2048, "cuda": 16_384}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What is decided before the front starts, beside the settings."""
+
+    grpc_target: str
+    """Where clients reach this server."""
+    model_name: str
+    """The checkpoint's name, without its path."""
+    devices: tuple[str, ...]
+    """One for each engine, as torch names it."""
+    dtype: str
+    """`float32`, `bfloat16` or `float16`, resolved."""
+
+
+def batch_patches(settings: Settings, device: str) -> int:
+    """The budget of a batch on a device."""
+    return settings.batch_patches or _BATCH_PATCHES[device.partition(":")[0]]
+
+
+def rules(settings: Settings) -> Rules:
+    """What the scheduler decides by."""
+    return Rules(
+        prepare_seconds=settings.prepare_seconds,
+        space_seconds=settings.space_seconds,
+        forward_seconds=settings.forward_seconds,
+        canary_seconds=settings.canary_seconds,
+        lease_seconds=settings.lease_seconds,
+        max_lease_seconds=settings.max_lease_seconds,
+        prompt_bytes=int(settings.arena_bytes * settings.prompt_arena_share),
+        max_queued_parts=settings.max_queued_parts,
+        max_queued_bytes=settings.max_queued_bytes,
+        max_queued_patches=settings.max_queued_patches,
+        batches_ahead=settings.batches_ahead,
+        input_bytes=settings.input_arena_bytes,
+        max_upload_bytes=settings.max_upload_bytes,
+        max_uploads_bytes=settings.max_uploads_bytes,
+        upload_seconds=settings.upload_seconds,
+    )
+
+
+def configure_media(settings: Settings, serving: Serving, input_arena: SharedMemory) -> ConfigureMedia:
+    """What a media worker is told."""
+    return ConfigureMedia(
+        model=str(settings.model),
+        dtype=serving.dtype,
+        input_arena_fd=input_arena.descriptor,
+        input_arena_bytes=input_arena.size,
+        threads=settings.media_threads,
+        max_image_pixels=settings.max_image_pixels,
+        log_level=settings.log_level,
+    )
+
+
+def configure_engine(
+    settings: Settings, serving: Serving, device: str, input_arena: SharedMemory, arena: SharedMemory
+) -> ConfigureEngine:
+    """What an engine is told."""
+    configuration = ConfigureEngine(
+        model=str(settings.model),
+        device=device,
+        dtype=serving.dtype,
+        threads=settings.engine_threads,
+        input_arena_fd=input_arena.descriptor,
+        input_arena_bytes=input_arena.size,
+        arena_fd=arena.descriptor,
+        arena_bytes=arena.size,
+        log_level=settings.log_level,
+    )
+    if settings.mooncake == "on" or (settings.mooncake == "auto" and settings.listens_on_loopback):
+        host = settings.mooncake_host or split_address(serving.grpc_target)[0]
+        configuration.mooncake.CopyFrom(
+            MooncakeSettings(host=host, protocol=settings.mooncake_protocol, devices=settings.mooncake_devices)
+        )
+    return configuration
