@@ -51,10 +51,10 @@ contract: $(INSTALLED) ## check the protos: form, comments, and that no caller b
 	$(BIN)/buf breaking --against protos/baseline.binpb
 
 proto: $(INSTALLED) ## write the Python stubs anew, after a change of protos/
-	rm -rf $(STUBS)/new && mkdir -p $(STUBS)/new
+	rm -rf $(STUBS)/new && mkdir -p $(STUBS)/new $(STUBS)/epd
 	$(PROTOC) --python_out=$(STUBS)/new --pyi_out=$(STUBS)/new protos/epd/*/v1/*.proto
 	$(PROTOC) --grpc_python_out=$(STUBS)/new protos/epd/encoder/v1/encoder_service.proto
-	rm -rf $(STUBS)/epd && mv $(STUBS)/new/epd $(STUBS)/epd && rmdir $(STUBS)/new
+	rm -rf $(STUBS)/epd/encoder $(STUBS)/epd/internal && mv $(STUBS)/new/epd/* $(STUBS)/epd && rm -r $(STUBS)/new
 
 baseline: $(INSTALLED) ## take today's public contract as the one that may not break, at a release
 	$(BIN)/buf build --path protos/epd/encoder --exclude-source-info --output protos/baseline.binpb

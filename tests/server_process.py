@@ -39,8 +39,15 @@ class ServerProcess:
 
     def __init__(self, model: Path, **settings: Any) -> None:
         values = {
-            "model": model, "listen": "127.0.0.1:0", "device": "cpu", "mooncake": "off", "engine_threads": 1,
-            "arena_bytes": "64MiB", "input_arena_bytes": "64MiB", "drain_seconds": 2.0, "restart_seconds": 0.1,
+            "model": model,
+            "listen": "127.0.0.1:0",
+            "device": "cpu",
+            "mooncake": "off",
+            "engine_threads": 1,
+            "arena_bytes": "64MiB",
+            "input_arena_bytes": "64MiB",
+            "drain_seconds": 2.0,
+            "restart_seconds": 0.1,
             **settings,
         }
         arguments = [part for name, value in values.items() for part in _option(name, value)]
@@ -51,7 +58,11 @@ class ServerProcess:
         self.target = ""
         self.process = psutil.Popen(
             [sys.executable, "-m", "encoder_svc.cli.main", "serve", *arguments],
-            stdout=subprocess.PIPE, stderr=self._errors, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)

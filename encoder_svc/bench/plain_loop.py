@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -84,8 +85,9 @@ class PlainLoop:
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the read tells with its reason
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
         return self._read()
 
     def _read(self) -> dict[str, Any]:

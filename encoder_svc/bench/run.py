@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from encoder_client import EncoderClient, EmbeddingPool
 from encoder_svc.bench.display import Display
 from encoder_svc.bench.machine import describe_machine
 from encoder_svc.bench.service import Service
+
+if TYPE_CHECKING:
+    from encoder_svc.bench.plain_loop import PlainLoop
+
+Process = TypeVar("Process", "Service", "PlainLoop")
 
 _TRANSPORTS = {"auto": ("mooncake", "inline"), "mooncake": ("mooncake",), "inline": ("inline",)}
 
@@ -76,6 +82,17 @@ class Run:
                 **subject.settings,
             }
         )
+
+    def start(self, stack: ExitStack, name: str, process: Process) -> Process:
+        """Enters a process that takes seconds to start, and shows that.
+
+        Args:
+            stack: whose end is the end of the process.
+            name: what it is, for people.
+            process: a context manager that gives itself.
+        """
+        with self.display.stage(f"starting {name}"):
+            return stack.enter_context(process)
 
     def client(self, service: Service) -> EncoderClient:
         """A caller of a server."""

@@ -141,7 +141,16 @@ def cached_checkpoint(preset: str, cache: Path) -> Path:
         # A process of its own: this one is the caller, and must not be slowed by torch.
         written = Path(made) / "checkpoint"
         result = subprocess.run(
-            [sys.executable, "-m", "encoder_svc.cli.main", "tiny-checkpoint", "qwen2_5_vl", written, "--preset", preset],
+            [
+                sys.executable,
+                "-m",
+                "encoder_svc.cli.main",
+                "tiny-checkpoint",
+                "qwen2_5_vl",
+                written,
+                "--preset",
+                preset,
+            ],
             capture_output=True,
             text=True,
             check=False,

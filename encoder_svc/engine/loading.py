@@ -145,7 +145,7 @@ def _describe(name: str, adapter: Adapter, tower: Tower, versions: dict[str, str
 
 def _versions() -> dict[str, str]:
     versions = {
-        "encoder_svc": __version__,
+        "encoder-svc": __version__,
         "torch": torch.__version__,
         "transformers": importlib.metadata.version("transformers"),
     }

@@ -1,8 +1,8 @@
 """The load that a server reports with each call, so that gRPC's own balancers can weigh it.
 
-It is ``xds.data.orca.v3.OrcaLoadReport`` (Open Request Cost Aggregation), of which two fields are set, both
-doubles: 6 ``rps_fractional`` and 9 ``application_utilization``. ``weighted_round_robin`` gives a server the weight of its
-rate over its utilisation.
+It is ``xds.data.orca.v3.OrcaLoadReport`` (Open Request Cost Aggregation), of which two fields are set, both doubles: 6,
+``rps_fractional``, and 9, ``application_utilization``. ``weighted_round_robin`` gives a server the weight of its rate
+over its utilisation.
 """
 
 from __future__ import annotations

@@ -19,8 +19,19 @@ def make_authority(folder: Path) -> Certificate:
     """A self-signed authority."""
     files = Certificate(folder / "authority.pem", folder / "authority.key")
     _openssl(
-        "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=authority", "-days", "2",
-        "-keyout", str(files.key), "-out", str(files.certificate),
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=authority",
+        "-days",
+        "2",
+        "-keyout",
+        str(files.key),
+        "-out",
+        str(files.certificate),
     )
     return files
 
@@ -35,8 +46,21 @@ def make_certificate(folder: Path, authority: Certificate, name: str) -> Certifi
         "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", str(files.key), "-out", str(request)
     )
     _openssl(
-        "x509", "-req", "-in", str(request), "-CA", str(authority.certificate), "-CAkey", str(authority.key),
-        "-CAcreateserial", "-days", "2", "-extfile", str(extensions), "-out", str(files.certificate),
+        "x509",
+        "-req",
+        "-in",
+        str(request),
+        "-CA",
+        str(authority.certificate),
+        "-CAkey",
+        str(authority.key),
+        "-CAcreateserial",
+        "-days",
+        "2",
+        "-extfile",
+        str(extensions),
+        "-out",
+        str(files.certificate),
     )
     return files
 

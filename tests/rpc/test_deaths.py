@@ -136,7 +136,9 @@ async def test_f10_kill_of_the_receiver_during_a_read(stub: Any, server: ServerP
     file = tmp_path / "photo.jpg"
     file.write_bytes(PHOTO)
     receiver = psutil.Popen(
-        [sys.executable, RECEIVER, server.target, file], stdout=subprocess.PIPE, text=True,
+        [sys.executable, RECEIVER, server.target, file],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         line = await asyncio.to_thread(receiver.stdout.readline)

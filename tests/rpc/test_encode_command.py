@@ -46,7 +46,8 @@ def test_a_file_that_fails_is_told_and_counts(server: ServerProcess, tmp_path: P
 def test_a_file_that_is_not_there_is_named(server: ServerProcess) -> None:
     done = run_encode("--target", server.target, "/nowhere.jpg")
     assert (done.returncode, done.stderr) == (
-        2, "encoder-svc encode: cannot read /nowhere.jpg: No such file or directory\n",
+        2,
+        "encoder-svc encode: cannot read /nowhere.jpg: No such file or directory\n",
     )
 
 

@@ -28,7 +28,11 @@ def grpcurl(target: str, *arguments: str, message: str = "", fails: bool = False
     options = ["-d", "@"] if message else []
     done = subprocess.run(
         [GRPCURL, "-plaintext", "-max-time", "30", *options, target, *arguments],
-        input=message, capture_output=True, text=True, timeout=60, check=False,
+        input=message,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode != 0) == fails, done.stderr
     return done.stderr if fails else done.stdout
@@ -36,7 +40,9 @@ def grpcurl(target: str, *arguments: str, message: str = "", fails: bool = False
 
 def test_grpcurl_lists_the_services(server: ServerProcess) -> None:
     assert grpcurl(server.target, "list").split() == [
-        SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection",
+        SERVICE,
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
     ]
 
 

@@ -74,9 +74,7 @@ def test_a_tls_file_that_is_not_there_is_named(start_server: StartServer) -> Non
 async def test_ids_are_scoped_by_the_certificate_of_the_caller(start_server: StartServer, tmp_path: Path) -> None:
     authority = make_authority(tmp_path)
     own = make_certificate(tmp_path, authority, "server")
-    server = start_server(
-        tls_certificate=own.certificate, tls_key=own.key, tls_client_ca=authority.certificate
-    )
+    server = start_server(tls_certificate=own.certificate, tls_key=own.key, tls_client_ca=authority.certificate)
     callers = [make_certificate(tmp_path, authority, name) for name in ("alice", "bob")]
     channels = [secure_channel(server.target, authority, caller) for caller in callers]
     alice, bob = (EncoderServiceStub(channel) for channel in channels)

@@ -162,5 +162,3 @@ def test_a_wrong_command_is_told_with_the_right_ones() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "serve" in done.stderr
-
-

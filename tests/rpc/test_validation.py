@@ -19,8 +19,13 @@ from epd.encoder.v1.media_pb2 import FrameSequence, MediaItem, Modality
 
 IMAGE, VIDEO, AUDIO = Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO
 SETTINGS = Settings(
-    model=Path("/nowhere"), max_inline_bytes=ByteSize(1000), max_items=3, max_parts=8, max_receivers=2,
-    lease_seconds=10, max_lease_seconds=20,
+    model=Path("/nowhere"),
+    max_inline_bytes=ByteSize(1000),
+    max_items=3,
+    max_parts=8,
+    max_receivers=2,
+    lease_seconds=10,
+    max_lease_seconds=20,
 )
 
 
@@ -75,16 +80,20 @@ WRONG_REQUESTS = {
     "receivers for the caller": ("receivers", pb.EncodeRequest(items=[image()], receivers=["lm"])),
     "receivers missing": ("receivers", pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_RECEIVERS)),
     "receivers too many": (
-        "receivers", pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_RECEIVERS, receivers=["a", "b", "c"])
+        "receivers",
+        pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_RECEIVERS, receivers=["a", "b", "c"]),
     ),
     "receiver twice": (
-        "receivers[1]", pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_RECEIVERS, receivers=["a", "a"])
+        "receivers[1]",
+        pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_RECEIVERS, receivers=["a", "a"]),
     ),
     "receiver unnamed": (
-        "receivers[0]", pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_RECEIVERS, receivers=[""])
+        "receivers[0]",
+        pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_RECEIVERS, receivers=[""]),
     ),
     "receiver too long": (
-        "receivers[0]", pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_RECEIVERS, receivers=["x" * 257])
+        "receivers[0]",
+        pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_RECEIVERS, receivers=["x" * 257]),
     ),
     "no modality": ("items[1].modality", with_item(MediaItem(part_idx=1, data=b"x"))),
     "unknown modality": ("items[1].modality", with_item(MediaItem(part_idx=1, data=b"x", modality=9))),  # type: ignore[arg-type]
@@ -93,7 +102,8 @@ WRONG_REQUESTS = {
     "short content key": ("items[1].content_key", with_item(MediaItem(part_idx=1, modality=IMAGE, content_key=b""))),
     "mime type too long": ("items[1].mime_type", with_item(image(1, mime_type="x" * 257))),
     "frames of an image": (
-        "items[1].frames", with_item(MediaItem(part_idx=1, modality=IMAGE, frames=FrameSequence(frames=[b"x"])))
+        "items[1].frames",
+        with_item(MediaItem(part_idx=1, modality=IMAGE, frames=FrameSequence(frames=[b"x"]))),
     ),
     "no frames": ("items[1].frames.frames", with_item(MediaItem(part_idx=1, modality=VIDEO, frames=FrameSequence()))),
     "negative frame rate": (
@@ -103,22 +113,20 @@ WRONG_REQUESTS = {
     "options of another modality": ("items[0].video", pb.EncodeRequest(items=[image(video={})])),
     "audio options of an image": ("items[0].audio", pb.EncodeRequest(items=[image(audio={})])),
     "pixels in disorder": (
-        "items[0].image.min_pixels", pb.EncodeRequest(items=[image(image={"min_pixels": 2, "max_pixels": 1})])
+        "items[0].image.min_pixels",
+        pb.EncodeRequest(items=[image(image={"min_pixels": 2, "max_pixels": 1})]),
     ),
-    "unknown detail": (
-        "items[0].image.detail", edit(lambda request: setattr(request.items[0].image, "detail", 9))
-    ),
+    "unknown detail": ("items[0].image.detail", edit(lambda request: setattr(request.items[0].image, "detail", 9))),
     "infinite fps": ("items[0].video.fps", pb.EncodeRequest(items=[video(fps=INFINITY)])),
     "NaN fps": ("items[0].video.fps", pb.EncodeRequest(items=[video(fps=NAN)])),
     "negative start": ("items[0].video.start_seconds", pb.EncodeRequest(items=[video(start_seconds=-0.1)])),
     "fps and frames": ("items[0].video.num_frames", pb.EncodeRequest(items=[video(fps=1, num_frames=4)])),
     "frames in disorder": ("items[0].video.min_frames", pb.EncodeRequest(items=[video(min_frames=5, max_frames=4)])),
     "video pixels in disorder": (
-        "items[0].video.min_pixels", pb.EncodeRequest(items=[video(min_pixels=5, max_pixels=4)])
+        "items[0].video.min_pixels",
+        pb.EncodeRequest(items=[video(min_pixels=5, max_pixels=4)]),
     ),
-    "end before start": (
-        "items[0].video.end_seconds", pb.EncodeRequest(items=[video(start_seconds=2, end_seconds=1)])
-    ),
+    "end before start": ("items[0].video.end_seconds", pb.EncodeRequest(items=[video(start_seconds=2, end_seconds=1)])),
     "audio end NaN": (
         "items[0].audio.end_seconds",
         pb.EncodeRequest(items=[MediaItem(modality=AUDIO, data=b"x", audio={"end_seconds": NAN})]),
@@ -134,22 +142,28 @@ def test_a_wrong_field_is_refused_by_its_path(field: str, request_: pb.EncodeReq
     assert refused.value.field == field
 
 
-@pytest.mark.parametrize(("field", "request_"), [
-    ("items[1].uri", with_item(MediaItem(part_idx=1, modality=IMAGE, uri="data:,x"))),
-    ("items[1].upload_id", with_item(MediaItem(part_idx=1, modality=IMAGE, upload_id="x"))),
-    ("items[1].content_key", with_item(MediaItem(part_idx=1, modality=IMAGE, content_key=bytes(32)))),
-    ("delivery", pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_CACHE_ONLY)),
-])
+@pytest.mark.parametrize(
+    ("field", "request_"),
+    [
+        ("items[1].uri", with_item(MediaItem(part_idx=1, modality=IMAGE, uri="data:,x"))),
+        ("items[1].upload_id", with_item(MediaItem(part_idx=1, modality=IMAGE, upload_id="x"))),
+        ("items[1].content_key", with_item(MediaItem(part_idx=1, modality=IMAGE, content_key=bytes(32)))),
+        ("delivery", pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_CACHE_ONLY)),
+    ],
+)
 def test_what_is_not_there_yet_says_so(field: str, request_: pb.EncodeRequest) -> None:
     with pytest.raises(ServiceError, match="this version of the server") as refused:
         check(request_)
     assert (refused.value.reason, refused.value.field) == (Reason.NOT_IMPLEMENTED, field)
 
 
-@pytest.mark.parametrize("item", [
-    image(1, data=bytes(1001)),
-    MediaItem(part_idx=1, modality=VIDEO, frames=FrameSequence(frames=[bytes(501), bytes(500)])),
-])
+@pytest.mark.parametrize(
+    "item",
+    [
+        image(1, data=bytes(1001)),
+        MediaItem(part_idx=1, modality=VIDEO, frames=FrameSequence(frames=[bytes(501), bytes(500)])),
+    ],
+)
 def test_media_above_the_inline_limit_are_told_of_upload(item: MediaItem) -> None:
     with pytest.raises(ServiceError, match=r"1001 bytes.* 1000 .*Upload") as refused:
         check(with_item(item))
@@ -168,9 +182,17 @@ def test_a_request_with_everything_set_comes_through_whole() -> None:
     frames = FrameSequence(frames=[b"one", b"two"], fps=2)
     options = video(fps=2, start_seconds=1, end_seconds=3, min_frames=2, max_frames=9, use_audio_in_video=True).video
     request = pb.EncodeRequest(
-        request_id="request", prompt_id="prompt", num_parts=8, priority=-100, cache_policy=pb.CACHE_POLICY_BYPASS,
-        cache_salt=bytes(64), expected_fingerprint=bytes(32), lease_ttl=Duration(seconds=15), skip_layout=True,
-        delivery=pb.DELIVERY_RECEIVERS, receivers=["lm-3/tp0", "lm-3/tp1"],
+        request_id="request",
+        prompt_id="prompt",
+        num_parts=8,
+        priority=-100,
+        cache_policy=pb.CACHE_POLICY_BYPASS,
+        cache_salt=bytes(64),
+        expected_fingerprint=bytes(32),
+        lease_ttl=Duration(seconds=15),
+        skip_layout=True,
+        delivery=pb.DELIVERY_RECEIVERS,
+        receivers=["lm-3/tp0", "lm-3/tp1"],
         items=[
             image(7, data, mime_type="image/png", content_sha256=bytes(32), image={"min_pixels": 4, "max_pixels": 9}),
             MediaItem(part_idx=2, modality=VIDEO, frames=frames, video=options),

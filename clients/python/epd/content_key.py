@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import cast
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -73,7 +74,7 @@ def frames_digest(frames: Sequence[bytes], frames_per_second: float) -> bytes:
 
 def canonical_options(options: Options) -> str:
     """Options as text: ``name=value`` of each field that is not zero, by field number, joined by ``;``."""
-    described: Iterable[FieldDescriptor] = options.DESCRIPTOR.fields
+    described = cast("Sequence[FieldDescriptor]", options.DESCRIPTOR.fields)
     fields = sorted(described, key=lambda field: field.number)
     values = ((field, getattr(options, field.name)) for field in fields)
     return ";".join(f"{field.name}={_canonical(field, value)}" for field, value in values if value)
