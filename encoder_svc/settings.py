@@ -84,6 +84,9 @@ class Settings(BaseModel):
     engines: Positive = _field("Resources", 1, "engines on the one device of --device, each a process with an arena")
     devices: str = _field("Resources", "", "devices with commas between them, one engine each; instead of --device")
     media_workers: Positive = _field("Resources", 1, "processes that decode and preprocess")
+    media_memory_bytes: ByteSize = _field(
+        "Resources", "4GiB", "memory that a media worker may allocate; an item that takes more fails", ge=512 << 20
+    )
     media_threads: Positive = _field("Resources", 1, "threads of one item's preprocessing")
     engine_threads: int = _field("Resources", 0, "threads of a forward on a CPU; 0 takes one for each core", ge=0)
     arena_bytes: ByteSize = _field("Resources", "1GiB", "memory that holds embeddings, per engine", ge=1 << 20)

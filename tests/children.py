@@ -90,6 +90,7 @@ def media_worker(
     arena: SharedMemory,
     *,
     max_image_pixels: int = 64_000_000,
+    memory_bytes: int = 0,
     environment: Mapping[str, str] | None = None,
     stderr: IO[bytes] | None = None,
 ) -> Iterator[Child[MediaReport]]:
@@ -104,6 +105,7 @@ def media_worker(
         command.configure.input_arena_bytes = arena.size
         command.configure.threads = 1
         command.configure.max_image_pixels = max_image_pixels
+        command.configure.memory_bytes = memory_bytes
         child.send(command)
         child.receive_kind("ready")
         yield child

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from encoder_svc.errors import Reason, ServiceError
@@ -20,7 +19,7 @@ def open_media(item: MediaItem, files: Sequence[bytes], max_image_pixels: int) -
         max_image_pixels: pixels of a decoded image that are allowed.
 
     Raises:
-        ServiceError: the item has no bytes, or other bytes than its digest names, or is no media file of its modality.
+        ServiceError: the item has no bytes, or is no media file of its modality.
     """
     if item.modality != Modality.MODALITY_IMAGE:
         name = Modality.Name(item.modality).removeprefix("MODALITY_").lower()
@@ -28,9 +27,4 @@ def open_media(item: MediaItem, files: Sequence[bytes], max_image_pixels: int) -
     if len(files) != 1 or not files[0]:
         raise ServiceError(Reason.MEDIA_EMPTY, "the item has no bytes; send a whole image file")
     (data,) = files
-    if item.content_sha256 and hashlib.sha256(data).digest() != item.content_sha256:
-        raise ServiceError(
-            Reason.MEDIA_DIGEST_MISMATCH,
-            "the SHA-256 of the item's bytes is not its content_sha256; send the file again, unchanged",
-        )
     return ImageProbe(data, max_image_pixels)

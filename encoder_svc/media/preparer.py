@@ -2,7 +2,7 @@
 
 For each ``Prepare``, in the order in which they come::
 
-    digest, header ──► Measured ──► decode ──► wait for InputGrant ──► write into the input arena ──► Prepared
+    header ──► Measured ──► decode ──► wait for InputGrant ──► write into the input arena ──► Prepared
 
 and exactly one answer: ``Prepared``, or ``PrepareFailed`` for a bad item (with the reason of the error table) and for
 one that the front dropped. Nothing that a codec or an adapter raises ends the process.
@@ -11,6 +11,7 @@ one that the front dropped. Nothing that a codec or an adapter raises ends the p
 from __future__ import annotations
 
 import logging
+import resource
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -69,6 +70,10 @@ class Preparer:
 
     def __init__(self, link: FrontLink, configuration: ConfigureMedia) -> None:
         torch.set_num_threads(max(1, configuration.threads))
+        if configuration.memory_bytes:
+            # What the process may allocate, without the files and arenas that it maps. What goes beyond it fails with
+            # MemoryError, and with it only the item.
+            resource.setrlimit(resource.RLIMIT_DATA, (configuration.memory_bytes, configuration.memory_bytes))
         self._link = link
         self._max_image_pixels = configuration.max_image_pixels
         self._adapter = open_adapter(Path(configuration.model), configuration.dtype)
@@ -93,7 +98,14 @@ class Preparer:
         except ServiceError as error:
             log.debug("part %d: %s: %s", task.part, error.reason, error.message, exc_info=True)
             return _failure(task, error.reason, error.message)
-        except Exception:
+        except Exception as error:
+            if _is_out_of_memory(error):
+                log.warning("part %d: out of memory", task.part)
+                return _failure(
+                    task,
+                    Reason.MEDIA_TOO_LARGE,
+                    "decoding this item takes more memory than a media worker may have; send it with fewer pixels",
+                )
             log.exception("part %d: preparing failed", task.part)
             return _failure(
                 task, Reason.INTERNAL, "the server failed to prepare the item; its log says why; try another file"
@@ -148,6 +160,11 @@ class Preparer:
     def _find(self, part: int) -> list[_Task]:
         # None is found if the command crossed with the item's answer: then there is nothing to do.
         return [task for task in self._tasks if task.part == part]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch's allocator raises a bare RuntimeError; its name in the text is all that there is to know it by.
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _failure(task: _Task, reason: str, message: str) -> MediaReport:

@@ -62,6 +62,7 @@ def configure_media(settings: Settings, serving: Serving, input_arena: SharedMem
         input_arena_bytes=input_arena.size,
         threads=settings.media_threads,
         max_image_pixels=settings.max_image_pixels,
+        memory_bytes=settings.media_memory_bytes,
         log_level=settings.log_level,
     )
 

@@ -49,7 +49,7 @@ class ChildFailed(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class ConfigureMedia(_message.Message):
-    __slots__ = ("model", "dtype", "input_arena_fd", "input_arena_bytes", "threads", "max_image_pixels", "log_level")
+    __slots__ = ("model", "dtype", "input_arena_fd", "input_arena_bytes", "threads", "max_image_pixels", "log_level", "memory_bytes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     INPUT_ARENA_FD_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class ConfigureMedia(_message.Message):
     THREADS_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGE_PIXELS_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: str
     dtype: str
     input_arena_fd: int
@@ -64,7 +65,8 @@ class ConfigureMedia(_message.Message):
     threads: int
     max_image_pixels: int
     log_level: str
-    def __init__(self, model: _Optional[str] = ..., dtype: _Optional[str] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., log_level: _Optional[str] = ...) -> None: ...
+    memory_bytes: int
+    def __init__(self, model: _Optional[str] = ..., dtype: _Optional[str] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., log_level: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class MediaReady(_message.Message):
     __slots__ = ()
