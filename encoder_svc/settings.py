@@ -96,6 +96,9 @@ class Settings(BaseModel):
     batch_patches: int = _field(
         "Resources", 0, "patches of a batch at most; 0 takes 2048 on a CPU and 16384 on a GPU", ge=0
     )
+    batch_window_seconds: float = _field(
+        "Resources", 0.0, "time that an item waits for company while its engine is idle", ge=0, le=1
+    )
     batches_ahead: Positive = _field(
         "Resources", 2, "batches that an engine holds: one that runs and those queued behind it"
     )

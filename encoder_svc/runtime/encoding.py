@@ -16,6 +16,9 @@ from encoder_svc.runtime.slots import SlotTable
 from encoder_svc.runtime.timers import Timer, Timers
 from epd.internal.v1.engine_pb2 import BatchDone, BatchItem, EngineReady, ItemResult
 
+_SPEED_WEIGHT = 0.3
+"""Of the last batch in an engine's speed."""
+
 MAX_ATTEMPTS = 2
 """Forwards that may be started for an item: one more after an engine died in the first."""
 
@@ -72,6 +75,8 @@ class Batch:
     id: int
     items: list[Computation]
     started: bool = False
+    first_at: float = 0.0
+    """When it became the first of its engine's."""
     clock: Timer | None = None
 
     @property
@@ -97,8 +102,25 @@ class Engine:
     """What it has been given and has not done."""
     last_good: float = 0.0
     """When it became ready or last encoded something well."""
+    seconds_per_patch: float = 0.0
+    """As measured on its last batches, mostly on the last ones. 0: it has run none in this life."""
+    alarm: Timer | None = None
+    """When its next batch is due."""
     failing: bool = False
     """Its canary failed, and it has encoded nothing well since."""
+
+    def running_until(self) -> float | None:
+        """When it is expected to have done all its batches; None: it is idle. Unknown speeds are taken for infinite."""
+        if not self.batches:
+            return None
+        first = next(iter(self.batches.values()))
+        return first.first_at + self.seconds_per_patch * sum(batch.patches for batch in self.batches.values())
+
+    def learn(self, batch: Batch, now: float) -> None:
+        """Takes the time of a batch that has come back."""
+        measured = (now - batch.first_at) / max(batch.patches, 1)
+        known = self.seconds_per_patch
+        self.seconds_per_patch = known + _SPEED_WEIGHT * (measured - known) if known else measured
 
 
 class Encoding:
@@ -158,9 +180,13 @@ class Encoding:
         self._grant_slots()
         for engine in self.engines:
             while engine.ready and len(engine.batches) < self._batches_ahead:
-                items = engine.batcher.next_batch()
-                if not items:
+                due = engine.batcher.due(now, engine.running_until())
+                if due is None:
                     break
+                if due > now:
+                    self._wake(engine, due)
+                    break
+                items = engine.batcher.next_batch()
                 batch = Batch(next(self._batch_ids), items)
                 engine.batches[batch.id] = batch
                 self._start_clock(engine, now)
@@ -168,6 +194,14 @@ class Encoding:
                     item.move(PartState.ENCODING)
                     item.encode_started_at = now
                 self._hands.run(engine.index, batch.id, [_batch_item(item) for item in items])
+
+    def _wake(self, engine: Engine, due: float) -> None:
+        """Pumps again when the engine's next batch is due; :meth:`Timers.run_due` is followed by a pump."""
+        if engine.alarm is not None:
+            if engine.alarm.at == due:
+                return
+            engine.alarm.cancel()
+        engine.alarm = self._timers.at(due, lambda _: None)
 
     def discard(self, computation: Computation) -> None:
         """It has ended while it was PREPARED: it is in no batch."""
@@ -191,6 +225,7 @@ class Encoding:
         engine.lives += 1
         engine.last_good = now
         engine.failing = False
+        engine.seconds_per_patch = 0.0
 
     def engine_lost(self, index: int, now: float) -> None:
         """An engine died. Items whose forward had not started wait again; the others are tried once more, alone."""
@@ -233,6 +268,7 @@ class Encoding:
             return
         if batch.clock is not None:
             batch.clock.cancel()
+        engine.learn(batch, now)
         self._start_clock(engine, now)
         engine.patches -= batch.patches
         self._listener.batch_ran(batch, done.forward_nanoseconds / 1e9, done.stage_nanoseconds / 1e9)
@@ -257,6 +293,7 @@ class Encoding:
         """The first batch of an engine has so long from now, or from when it became the first."""
         batch = next(iter(engine.batches.values()), None)
         if batch is not None and batch.clock is None:
+            batch.first_at = now
             batch.clock = self._timers.at(now + self._forward_seconds, lambda _: self._hands.stop_engine(engine.index))
 
     def _tell_encoded(

@@ -28,6 +28,8 @@ class FairQueue:
         self._waiting: Counter[Prompt] = Counter()
         self._last_end: WeakKeyDictionary[Prompt, float] = WeakKeyDictionary()
         self._sweep_at = 256
+        self.cost = 0.0
+        """Of all that wait; what has ended counts until it is met."""
 
     def push(self, computation: Computation, cost: float) -> None:
         """Adds one; ``cost`` is in any unit that is the same for the whole queue."""
@@ -35,6 +37,7 @@ class FairQueue:
         tag = max(self._virtual_time, self._last_end.get(prompt, 0.0))
         self._last_end[prompt] = tag + cost
         self._waiting[prompt] += 1
+        self.cost += cost
         heapq.heappush(self._heap, (-computation.priority, tag, next(self._sequence), cost, computation))
         if len(self._heap) >= self._sweep_at:
             self._sweep()
@@ -58,6 +61,7 @@ class FairQueue:
         """Takes all, in no order."""
         waiting = [entry[-1] for entry in self._heap if not entry[-1].ended]
         self._heap.clear()
+        self.cost = 0.0
         self._waiting.clear()
         return waiting
 
@@ -65,6 +69,7 @@ class FairQueue:
         """Takes the first entry: tag, cost, computation."""
         _, tag, _, cost, computation = heapq.heappop(self._heap)
         prompt = computation.prompt
+        self.cost -= cost
         self._waiting[prompt] -= 1
         if not self._waiting[prompt]:
             del self._waiting[prompt]
@@ -75,4 +80,5 @@ class FairQueue:
         self._heap = [entry for entry in self._heap if not entry[-1].ended]
         heapq.heapify(self._heap)
         self._waiting = Counter(entry[-1].prompt for entry in self._heap)
+        self.cost = sum(entry[3] for entry in self._heap)
         self._sweep_at = max(256, 2 * len(self._heap))

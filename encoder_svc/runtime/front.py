@@ -98,7 +98,12 @@ class Front:
         ]
         placed = list(enumerate(zip(serving.devices, self._arenas, strict=True)))
         tables = [
-            Engine(index, device, SlotTable(index, arena.view), Batcher(batch_patches(settings, device)))
+            Engine(
+                index,
+                device,
+                SlotTable(index, arena.view),
+                Batcher(batch_patches(settings, device), settings.batch_window_seconds),
+            )
             for index, (device, arena) in placed
         ]
         self._sources = MediaSources(fetcher, self.now, self.changed)
