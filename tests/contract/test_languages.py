@@ -40,7 +40,7 @@ def protoc(*arguments: str, environment: dict[str, str] | None = None) -> None:
     ("language", "mark", "needle"),
     [
         ("cpp", "**/encoder_service.pb.h", "EncodeRequest final"),
-        ("java", "**/EncoderServiceOuterClass.java", "class EncodeRequest"),
+        ("java", "**/EncodeRequest.java", "class EncodeRequest"),
         ("csharp", "**/EncoderService.cs", "class EncodeRequest"),
         ("php", "**/EncodeRequest.php", "class EncodeRequest"),
         ("ruby", "**/encoder_service_pb.rb", "EncodeRequest"),
