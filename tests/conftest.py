@@ -30,19 +30,19 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def start_server(tiny_checkpoint: Path) -> Iterator[StartServer]:
     """Starts servers with settings of the test's own; they are gone, with all they left, when it ends."""
-    with _servers(tiny_checkpoint) as start:
+    with servers(tiny_checkpoint) as start:
         yield start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
-    """One server for the tests of a module that leave it as it was."""
-    with _servers(tiny_checkpoint) as start:
+    """One server for all tests that leave it as it was: starting one takes the time of many tests."""
+    with servers(tiny_checkpoint) as start:
         yield start()
 
 
 @contextlib.contextmanager
-def _servers(model: Path) -> Iterator[StartServer]:
+def servers(model: Path) -> Iterator[StartServer]:
     """Starts servers, and sees to it that nothing of them is left: no process, no file in /dev/shm."""
     before = set(SHARED_MEMORY.iterdir())
     started: list[ServerProcess] = []

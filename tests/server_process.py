@@ -25,6 +25,7 @@ START_SECONDS = 150.0
 STOP_SECONDS = 30.0
 _LISTENING = re.compile(r"listening on (\S+)")
 _READY = re.compile(r"encoder-svc ready target=(\S+)")
+_METRICS = re.compile(r"metrics on (\S+)")
 
 
 class ServerProcess:
@@ -34,7 +35,8 @@ class ServerProcess:
         model: the folder of the checkpoint.
         settings: other settings by their names in :class:`encoder_svc.settings.Settings`.
 
-    It listens on a free port of the loopback unless told otherwise, computes with one thread, and keeps small arenas.
+    It listens on a free port of the loopback unless told otherwise, computes with one thread, keeps small arenas, and
+    sends no canaries of its own: what a test counts is its own doing.
     """
 
     def __init__(self, model: Path, **settings: Any) -> None:
@@ -48,6 +50,8 @@ class ServerProcess:
             "input_arena_bytes": "64MiB",
             "drain_seconds": 2.0,
             "restart_seconds": 0.1,
+            "canary_seconds": 3600,
+            "metrics_listen": "127.0.0.1:0",
             **settings,
         }
         arguments = [part for name, value in values.items() for part in _option(name, value)]
@@ -56,6 +60,8 @@ class ServerProcess:
         self._listening = threading.Event()
         self._ready = threading.Event()
         self.target = ""
+        self.metrics_address = ""
+        """Of its Prometheus page."""
         self.process = psutil.Popen(
             [sys.executable, "-m", "encoder_svc.cli.main", "serve", *arguments],
             stdout=subprocess.PIPE,
@@ -94,13 +100,23 @@ class ServerProcess:
         self._family.update(children)
         return children
 
+    def engines(self) -> list[psutil.Process]:
+        """Its live engine processes, the oldest first."""
+        return self._alive("encoder_svc.engine.process")
+
+    def media_workers(self) -> list[psutil.Process]:
+        """Its live media worker processes, the oldest first."""
+        return self._alive("encoder_svc.media.worker")
+
     def engine(self) -> psutil.Process:
-        """Its engine process."""
-        return self._child("encoder_svc.engine.process")
+        """Its only engine process."""
+        (engine,) = self.engines()
+        return engine
 
     def media_worker(self) -> psutil.Process:
-        """Its media worker process."""
-        return self._child("encoder_svc.media.worker")
+        """Its only media worker process."""
+        (worker,) = self.media_workers()
+        return worker
 
     @contextlib.contextmanager
     def held(self, child: psutil.Process) -> Iterator[None]:
@@ -161,14 +177,13 @@ class ServerProcess:
         self.children()
         return self
 
-    def _child(self, module: str) -> psutil.Process:
+    def _alive(self, module: str) -> list[psutil.Process]:
+        found = []
         for child in self.children():
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 if module in child.cmdline():
-                    return child
-            except psutil.NoSuchProcess:
-                continue
-        raise LookupError(f"no process of {module} is alive")
+                    found.append(child)
+        return sorted(found, key=lambda child: float(child.create_time()))
 
     def _read(self) -> None:
         for line in self.process.stdout:
@@ -176,6 +191,8 @@ class ServerProcess:
             if found := _LISTENING.match(line):
                 self.target = found[1]
                 self._listening.set()
+            elif found := _METRICS.match(line):
+                self.metrics_address = found[1]
             elif _READY.match(line):
                 self._ready.set()
         self._listening.set()

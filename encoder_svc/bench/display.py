@@ -17,6 +17,7 @@ Advance = Callable[[float], None]
 
 _REFRESHES_PER_SECOND = 2
 """The display draws on the cores that are measured."""
+_QUIET_LOAD = 0.5
 
 
 class Display:
@@ -61,6 +62,9 @@ def result_table(result: AnyResult) -> Table:
     table.add_column("value", justify="right")
     table.add_column("floor", justify="right")
     table.add_column("")
+    load = result.machine.load_average_at_start
+    if load > _QUIET_LOAD:
+        table.caption = f"load average at the start {load:g}: other programs had the cores too"
     floors = {check.figure: check for check in result.floors}
     for name, value in flatten(result.figures()):
         check = floors.get(name)

@@ -119,5 +119,6 @@ def _chart(options: FairnessOptions, beside_prompt: Sequence[Sample], beside_sin
         x_label="milliseconds",
         y_label="share of requests",
         kind="lines",
+        logarithmic=True,
         series=series,
     )

@@ -17,10 +17,7 @@ class Floor:
 
     def check(self, figure: str, value: float | None) -> FloorCheck:
         """Whether a figure keeps it; what was not measured does not."""
-        if value is None:
-            met = False
-        else:
-            met = value >= self.bound if self.relation == "at least" else value <= self.bound
+        met = value is not None and (value >= self.bound if self.relation == "at least" else value <= self.bound)
         return FloorCheck(figure=figure, relation=self.relation, bound=self.bound, value=value, met=met)
 
 

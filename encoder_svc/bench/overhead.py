@@ -118,5 +118,10 @@ def _chart(overheads: Sequence[float], cached: Sequence[float]) -> Chart:
         values, shares = distribution([1000 * value for value in seconds])
         series.append(Series(label=label, x=list(values), y=shares))
     return Chart(
-        title="one request at a time", x_label="milliseconds", y_label="share of requests", kind="lines", series=series
+        title="one request at a time",
+        x_label="milliseconds",
+        y_label="share of requests",
+        kind="lines",
+        logarithmic=True,
+        series=series,
     )

@@ -53,18 +53,19 @@ class Photographs:
 
 
 def padded(file: bytes, nbytes: int) -> bytes:
-    """A JPEG file made as large as asked by segments of application data, which decoders skip."""
-    missing = nbytes - len(file)
-    while missing > 4:
-        payload = min(missing - 4, _MAX_SEGMENT)
-        file = with_segment(file, _APPLICATION_DATA, bytes(payload))
-        missing = nbytes - len(file)
-    return file
+    """A JPEG file made at least as large as asked by segments of application data, which decoders skip."""
+    missing = max(0, nbytes - len(file))
+    full = _segment(_APPLICATION_DATA, bytes(_MAX_SEGMENT))
+    return b"".join((file[:2], full * -(-missing // len(full)), file[2:]))
 
 
 def with_segment(file: bytes, marker: bytes, payload: bytes) -> bytes:
     """A JPEG file with one more segment, right after its first marker (SOI)."""
-    return b"".join((file[:2], marker, struct.pack(">H", len(payload) + 2), payload, file[2:]))
+    return b"".join((file[:2], _segment(marker, payload), file[2:]))
+
+
+def _segment(marker: bytes, payload: bytes) -> bytes:
+    return b"".join((marker, struct.pack(">H", len(payload) + 2), payload))
 
 
 def _encode(pixels: np.ndarray, generator: np.random.Generator) -> bytes:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from encoder_svc.errors import SetupError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 
 class _Model(BaseModel):
@@ -64,6 +64,8 @@ class Chart(_Model):
     y_label: str
     kind: Literal["lines", "bars"]
     series: list[Series]
+    logarithmic: bool = False
+    """The x axis."""
     bound: float | None = None
     """Of y: drawn as a line across."""
 
@@ -211,6 +213,7 @@ class SoakResult(Result):
     requests: int
     requests_per_second: float
     ends: Ends
+    requests_without_an_end: int
     from_cache: int
     failed_by_reason: dict[str, int]
     unexpected_failures: int

@@ -10,15 +10,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from encoder_client import EncoderClient, EmbeddingPool
+from encoder_client import EmbeddingPool, EncoderClient
 from encoder_svc.bench.display import Display
 from encoder_svc.bench.machine import describe_machine
 from encoder_svc.bench.service import Service
 
 if TYPE_CHECKING:
+    from encoder_svc.bench.large_requests import LargeRequests
     from encoder_svc.bench.plain_loop import PlainLoop
 
-Process = TypeVar("Process", "Service", "PlainLoop")
+Process = TypeVar("Process", "Service", "PlainLoop", "LargeRequests")
+
+POOL_BYTES = 256 << 20
 
 _TRANSPORTS = {"auto": ("mooncake", "inline"), "mooncake": ("mooncake",), "inline": ("inline",)}
 
@@ -94,11 +97,14 @@ class Run:
         with self.display.stage(f"starting {name}"):
             return stack.enter_context(process)
 
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """By which rows are read, the preferred first."""
+        return _TRANSPORTS[self.subject.transport]
+
     def client(self, service: Service) -> EncoderClient:
         """A caller of a server."""
-        return EncoderClient(
-            service.target, pool=EmbeddingPool(1 << 30), transports=_TRANSPORTS[self.subject.transport]
-        )
+        return EncoderClient(service.target, pool=EmbeddingPool(POOL_BYTES), transports=self.transports)
 
     def heading(self) -> dict[str, Any]:
         """What every result begins with."""

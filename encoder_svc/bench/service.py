@@ -75,14 +75,14 @@ class Service:
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """The live processes of the server: ``front``, ``media worker``, ``engine``."""
-        psutil = load_psutil()
+        library = load_psutil()
         assert self._process is not None
-        front = psutil.Process(self._process.pid)
+        front = library.Process(self._process.pid)
         found: dict[str, list[psutil.Process]] = {"front": [front]}
         for child in front.children(recursive=True):
             try:
                 words = child.cmdline()
-            except psutil.Error:  # it ended just now
+            except library.Error:  # it ended just now
                 continue
             role = next((_ROLES[word] for word in words if word in _ROLES), None)
             if role is not None:

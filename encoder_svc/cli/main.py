@@ -14,6 +14,7 @@ from encoder_svc.errors import SetupError
 COMMANDS = {
     "serve": ("serve", "load the towers of a checkpoint and serve them"),
     "encode": ("encode", "send media files to a server and show what comes back"),
+    "bench": ("bench", "measure a server of its own beside its reference"),
     "doctor": ("doctor", "tell what works on this machine, and how to mend what does not"),
     "models": ("models", "list the model families that can be served"),
     "tiny-checkpoint": ("tiny_checkpoint", "write a small random checkpoint, to try things without a download"),

@@ -10,7 +10,9 @@ import logging
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from encoder_svc.errors import SetupError
 from encoder_svc.shared_memory import SharedMemory
@@ -23,6 +25,9 @@ from epd.internal.v1.engine_pb2 import (
     RunBatch,
 )
 from epd.internal.v1.media_worker_pb2 import ChildFailed
+
+if TYPE_CHECKING:
+    from encoder_svc.engine.runner import LaunchedBatch, Runner
 
 log = logging.getLogger(__name__)
 
@@ -87,17 +92,7 @@ class ForwardThread(threading.Thread):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         engine = load_engine(asked, self._input_arena, self._arena, service, self._tell_progress)
         self._report(EngineReport(ready=engine.ready))
-        while True:
-            batch = self._batches.get()
-            self._report(EngineReport(started=BatchStarted(batch=batch.batch)))
-            outcome = engine.runner.run(batch.items)
-            done = BatchDone(
-                batch=batch.batch,
-                items=outcome.results,
-                forward_nanoseconds=outcome.forward_nanoseconds,
-                stage_nanoseconds=outcome.stage_nanoseconds,
-            )
-            self._report(EngineReport(done=done))
+        run_batches(engine.runner, self._batches, self._report)
 
     def _tell_progress(self, step: str, fraction: float) -> None:
         told = self._loading
@@ -105,3 +100,32 @@ class ForwardThread(threading.Thread):
             return
         self._loading = Loading(step=step, fraction=fraction)
         self._report(EngineReport(loading=self._loading))
+
+
+def run_batches(runner: Runner, batches: queue.SimpleQueue[RunBatch], report: Callable[[EngineReport], None]) -> None:
+    """Runs batches for ever, and reports when one is started and when its slots are written.
+
+    Args:
+        runner: of the device.
+        batches: in the order in which they run. Nobody else takes from it.
+        report: takes what is told.
+
+    Raises:
+        DeviceLostError: the device is lost.
+    """
+    launched: deque[tuple[int, LaunchedBatch]] = deque()
+    while True:
+        # With nothing to launch, what was launched is finished; else as many stay under way as the device likes.
+        while launched and (len(launched) > runner.ahead or batches.empty()):
+            number, batch = launched.popleft()
+            outcome = runner.finish(batch)
+            done = BatchDone(
+                batch=number,
+                items=outcome.results,
+                forward_nanoseconds=outcome.forward_nanoseconds,
+                stage_nanoseconds=outcome.stage_nanoseconds,
+            )
+            report(EngineReport(done=done))
+        command = batches.get()
+        report(EngineReport(started=BatchStarted(batch=command.batch)))
+        launched.append((command.batch, runner.launch(command.items)))

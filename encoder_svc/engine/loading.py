@@ -66,7 +66,7 @@ def load_engine(
     adapter = open_adapter(Path(configuration.model), configuration.dtype)
     _check_transformers()
     tower = adapter.load_tower(device, progress)
-    runner = Runner(tower, device, input_arena, arena, make_staging(device, arena))
+    runner = Runner(tower, device, input_arena, arena, make_staging(device, input_arena, arena))
     progress("warming up", 0.0)
     _warm_up(adapter, tower)
     versions = _versions()

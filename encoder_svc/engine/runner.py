@@ -2,6 +2,12 @@
 
 A batch never fails as a whole. One that raises is halved until the items that cause it fail alone; an item whose rows
 are not finite fails alone. A device that answers nothing any more ends the engine: the front starts another.
+
+A batch is run in two halves, so that a device can work on one batch while the host finishes the one before::
+
+    launch: input arena ─► device, forward, bounds of the rows ─► host │ fence │ finish: rows ─► arena, checksums
+
+On the CPU the first half is the whole work.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from encoder_svc.engine.checksum import slot_checksum
-from encoder_svc.engine.staging import Staging
+from encoder_svc.engine.staging import Fence, Staging
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.models.adapter import Tower, TowerInput
 from encoder_svc.shared_memory import SharedMemory
@@ -24,9 +30,31 @@ from epd.internal.v1.engine_pb2 import BatchItem, ItemResult
 
 log = logging.getLogger(__name__)
 
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "could not create a memory object",
+    "ALLOC_FAILED",
+)
+
 
 class DeviceLostError(Exception):
     """The device answers nothing any more, as after an illegal access on CUDA. Only a new process can use it."""
+
+
+@dataclass(frozen=True)
+class LaunchedBatch:
+    """A batch that the device has been given."""
+
+    items: Sequence[BatchItem]
+    encoded: list[torch.Tensor | ServiceError]
+    """The rows of each item, on the device and perhaps not computed yet, or why there will be none."""
+    finite: torch.Tensor | None
+    """For each of those that have rows, if all of them are finite; bool, on the host, there once ``ended`` was passed."""
+    began: Fence
+    ended: Fence
 
 
 @dataclass(frozen=True)
@@ -60,18 +88,48 @@ class Runner:
         self._arena = arena
         self._staging = staging
 
-    @torch.inference_mode()
+    @property
+    def ahead(self) -> int:
+        """Batches to launch before the first of them is finished, if there are that many."""
+        return self._staging.ahead
+
     def run(self, items: Sequence[BatchItem]) -> BatchOutcome:
         """Encodes a batch and writes the slots of those items that succeed.
 
         Raises:
             DeviceLostError: the device is lost; nothing of the batch was told.
         """
-        started = time.monotonic_ns()
-        encoded = self._check_finite(self._encode(items))
-        forwarded = time.monotonic_ns()
-        results = self._stage(items, encoded)
-        return BatchOutcome(results, forwarded - started, time.monotonic_ns() - forwarded)
+        return self.finish(self.launch(items))
+
+    @torch.inference_mode()
+    def launch(self, items: Sequence[BatchItem]) -> LaunchedBatch:
+        """Gives a batch to the device. Batches must be finished in the order in which they were launched.
+
+        Raises:
+            DeviceLostError: the device is lost.
+        """
+        began = self._staging.fence()
+        encoded = self._encode(items)
+        finite = _are_finite([rows for rows in encoded if isinstance(rows, torch.Tensor)])
+        return LaunchedBatch(items, encoded, finite, began, self._staging.fence())
+
+    @torch.inference_mode()
+    def finish(self, batch: LaunchedBatch) -> BatchOutcome:
+        """Waits for a batch and writes the slots of those items that succeed.
+
+        Raises:
+            DeviceLostError: the device is lost; nothing of the batch was told.
+        """
+        try:
+            batch.ended.wait()
+            waited = time.monotonic_ns()
+            results = self._stage(batch.items, _without_infinite(batch.encoded, batch.finite))
+            forward = batch.ended.nanoseconds_since(batch.began)
+        except RuntimeError as error:
+            if self._device.type != "cuda":
+                raise
+            raise DeviceLostError(f"{self._device} is lost") from error
+        return BatchOutcome(results, forward, time.monotonic_ns() - waited)
 
     def _encode(self, items: Sequence[BatchItem]) -> list[torch.Tensor | ServiceError]:
         """The rows of each item, or why there are none."""
@@ -120,24 +178,6 @@ class Runner:
         except RuntimeError as error:
             raise DeviceLostError(f"{self._device} is lost") from error
 
-    def _check_finite(self, encoded: list[torch.Tensor | ServiceError]) -> list[torch.Tensor | ServiceError]:
-        rows = [found for found in encoded if isinstance(found, torch.Tensor)]
-        if not rows:
-            return encoded
-        # aminmax carries NaN on and reads each row once; all answers come from the device together, which is also
-        # where the forward is waited for.
-        bounds = torch.stack([torch.stack(torch.aminmax(found)) for found in rows])
-        finite = iter(torch.isfinite(bounds).all(dim=1).tolist())
-        return [
-            found
-            if isinstance(found, ServiceError) or next(finite)
-            else ServiceError(
-                Reason.OUTPUT_NOT_FINITE,
-                "the model's output for this item holds NaN or infinity; serve the model in bfloat16 or float32",
-            )
-            for found in encoded
-        ]
-
     def _stage(self, items: Sequence[BatchItem], encoded: Sequence[torch.Tensor | ServiceError]) -> list[ItemResult]:
         written = [(item, rows) for item, rows in zip(items, encoded, strict=True) if isinstance(rows, torch.Tensor)]
         self._staging.copy(
@@ -150,6 +190,31 @@ class Runner:
             else ItemResult(part=item.part, checksum=slot_checksum(self._arena, item.payload_offset, item.nbytes))
             for item, found in zip(items, encoded, strict=True)
         ]
+
+
+def _are_finite(rows: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    if not rows:
+        return None
+    # aminmax carries NaN on and reads each row once; all answers come from the device together, without a wait.
+    bounds = torch.stack([torch.stack(torch.aminmax(found)) for found in rows])
+    return torch.isfinite(bounds).all(dim=1).to("cpu", non_blocking=True)
+
+
+def _without_infinite(
+    encoded: Sequence[torch.Tensor | ServiceError], finite: torch.Tensor | None
+) -> list[torch.Tensor | ServiceError]:
+    if finite is None:
+        return list(encoded)
+    answers = iter(finite.tolist())
+    return [
+        found
+        if isinstance(found, ServiceError) or next(answers)
+        else ServiceError(
+            Reason.OUTPUT_NOT_FINITE,
+            "the model's output for this item holds NaN or infinity; serve the model in bfloat16 or float32",
+        )
+        for found in encoded
+    ]
 
 
 def slot_matrix(item: BatchItem) -> TensorSpec:
@@ -178,8 +243,9 @@ def slot_matrix(item: BatchItem) -> TensorSpec:
 
 def is_out_of_memory(error: Exception) -> bool:
     """The device, or the host for a tower on the CPU, has too little memory."""
-    # The CPU's allocator raises a bare RuntimeError; its name in the text is all that there is to know it by.
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    # The CPU's allocator, oneDNN and CUDA's libraries raise bare RuntimeErrors: only their texts tell them apart.
+    text = str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
 
 
 def _check_rows(item: BatchItem, rows: torch.Tensor) -> None:

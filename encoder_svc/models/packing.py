@@ -2,7 +2,12 @@
 
 A segment is a run of patches that attend to each other and to nobody else: a frame, or a window of a frame. One call of
 attention takes all segments of one length, so the number of calls grows with the number of distinct lengths and not
-with images or windows. To need no copy for windows, the whole batch is ordered by the length of its windows.
+with images or windows. To need no copy for windows, the whole batch is ordered by the length of its windows, and
+windows of one length by the length of their frames: if all windows are as long, which whole windows are, no frame needs
+one either.
+
+Where a kernel takes segments of any lengths, they only have to stand one after another: windows and frames of an item
+both do if the items stay in their order.
 """
 
 from __future__ import annotations
@@ -32,6 +37,20 @@ class SegmentGroup:
 
 
 @dataclass(frozen=True)
+class SegmentBounds:
+    """Segments of any lengths that stand one after another."""
+
+    bounds: torch.Tensor
+    """Where each begins in the packed order, and where the last ends; int32, shape (segments + 1,)."""
+    longest: int
+    """Patches of the longest."""
+
+
+Segments = tuple[SegmentGroup, ...] | SegmentBounds
+"""Who attends to whom."""
+
+
+@dataclass(frozen=True)
 class GridWindows:
     """The windows of one grid. Cached: a grid comes again and again."""
 
@@ -53,9 +72,9 @@ class PackedBatch:
     """The place in the packed order of each merge block; int64, shape (blocks,)."""
     positions: torch.Tensor
     """Row and column of each patch, in packed order; int64, shape (patches, 2)."""
-    windows: tuple[SegmentGroup, ...]
+    windows: Segments
     """Who attends to whom within windows."""
-    frames: tuple[SegmentGroup, ...]
+    frames: Segments
     """Who attends to whom within whole frames."""
 
     def to(self, device: torch.device) -> PackedBatch:
@@ -66,11 +85,15 @@ class PackedBatch:
             self.order.to(device),
             self.block_order_inverse.to(device),
             self.positions.to(device),
-            self.windows,
-            tuple(
-                group if group.index is None else replace(group, index=group.index.to(device)) for group in self.frames
-            ),
+            _move(self.windows, device),
+            _move(self.frames, device),
         )
+
+
+def _move(segments: Segments, device: torch.device) -> Segments:
+    if isinstance(segments, SegmentBounds):
+        return replace(segments, bounds=segments.bounds.to(device))
+    return tuple(group if group.index is None else replace(group, index=group.index.to(device)) for group in segments)
 
 
 @lru_cache(maxsize=64)
@@ -104,58 +127,73 @@ def cut_windows(grid: Grid, merge_size: int, window_blocks: int) -> GridWindows:
     return GridWindows(torch.cat(windows), lengths, positions)
 
 
-def pack(grids: Sequence[Grid], merge_size: int, window_blocks: int) -> PackedBatch:
+def pack(grids: Sequence[Grid], merge_size: int, window_blocks: int, any_lengths: bool = False) -> PackedBatch:
     """Plans the forward of a batch.
 
     Args:
         grids: of the items, in the order in which their patches follow each other.
         merge_size: the side of a merge block in patches.
         window_blocks: the side of a window in merge blocks.
+        any_lengths: one call of attention takes segments of any lengths; else it takes those of one length.
     """
     unit = merge_size**2
     cut = [cut_windows(grid, merge_size, window_blocks) for grid in grids]
     block_starts = list(accumulate((part.order.numel() for part in cut), initial=0))
     blocks = torch.cat([part.order.long() + start for part, start in zip(cut, block_starts, strict=False)])
     lengths = torch.cat([part.lengths for part in cut]).long()
+    frames = [rows * columns for count, rows, columns in grids for _ in range(count)]
 
-    by_length = torch.argsort(lengths, stable=True)
-    sorted_lengths = lengths[by_length]
-    starts = (lengths.cumsum(0) - lengths)[by_length]
-    new_starts = sorted_lengths.cumsum(0) - sorted_lengths
-    # For each window, sorted, its blocks: start, start + 1, ...
-    within = torch.arange(blocks.numel()) - new_starts.repeat_interleave(sorted_lengths)
-    block_order = blocks[starts.repeat_interleave(sorted_lengths) + within]
+    if any_lengths:
+        block_order = blocks
+    else:
+        frame_of_window = torch.cat(
+            [torch.full_like(part.lengths, rows * columns) for (_, rows, columns), part in zip(grids, cut, strict=True)]
+        )
+        by_length = torch.argsort(frame_of_window, stable=True)
+        by_length = by_length[torch.argsort(lengths[by_length], stable=True)]
+        starts = (lengths.cumsum(0) - lengths)[by_length]
+        lengths = lengths[by_length]
+        new_starts = lengths.cumsum(0) - lengths
+        # For each window, sorted, its blocks: start, start + 1, ...
+        within = torch.arange(blocks.numel()) - new_starts.repeat_interleave(lengths)
+        block_order = blocks[starts.repeat_interleave(lengths) + within]
     order = (block_order[:, None] * unit + torch.arange(unit)).reshape(-1)
-
     inverse = torch.empty_like(block_order)
     inverse[block_order] = torch.arange(block_order.numel())
-
-    windows: list[SegmentGroup] = []
-    start = 0
-    for length, run in groupby((sorted_lengths * unit).tolist()):
-        count = len(list(run))
-        windows.append(SegmentGroup(count, length, start, None))
-        start += length * count
+    windows = (lengths * unit).tolist()
     return PackedBatch(
         order=order,
         block_order_inverse=inverse,
         positions=torch.cat([part.positions for part in cut]).long()[order],
-        windows=tuple(windows),
-        frames=_group_frames(grids, inverse, unit),
+        windows=_bound(windows) if any_lengths else _group_windows(windows),
+        frames=_bound(frames) if any_lengths else _group_frames(frames, inverse, unit),
     )
 
 
-def _group_frames(grids: Sequence[Grid], inverse: torch.Tensor, unit: int) -> tuple[SegmentGroup, ...]:
+def _bound(lengths: Sequence[int]) -> SegmentBounds:
+    return SegmentBounds(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), max(lengths))
+
+
+def _group_windows(lengths: Sequence[int]) -> tuple[SegmentGroup, ...]:
+    groups, start = [], 0
+    for length, run in groupby(lengths):
+        count = len(list(run))
+        groups.append(SegmentGroup(count, length, start, None))
+        start += length * count
+    return tuple(groups)
+
+
+def _group_frames(lengths: Sequence[int], inverse: torch.Tensor, unit: int) -> tuple[SegmentGroup, ...]:
     by_length: dict[int, list[int]] = {}
-    start = 0
-    for frames, rows, columns in grids:
-        for _ in range(frames):
-            by_length.setdefault(rows * columns, []).append(start)
-            start += rows * columns
-    if len(by_length) == 1 and len(next(iter(by_length.values()))) == 1:
-        return (SegmentGroup(1, start, 0, None),)
+    for length, start in zip(lengths, accumulate(lengths, initial=0), strict=False):
+        by_length.setdefault(length, []).append(start)
     places = (inverse[:, None] * unit + torch.arange(unit)).reshape(-1)
-    return tuple(
-        SegmentGroup(len(starts), length, 0, torch.cat([places[first : first + length] for first in starts]))
-        for length, starts in sorted(by_length.items())
-    )
+    groups = []
+    for length, starts in sorted(by_length.items()):
+        # Attention does not ask in which order the patches of a segment stand.
+        rows = torch.stack([places[start : start + length] for start in starts]).sort(dim=1).values
+        rows = rows[rows[:, 0].argsort()]
+        first, index = int(rows[0, 0]), rows.reshape(-1)
+        in_place = torch.equal(index, torch.arange(first, first + index.numel()))
+        groups.append(SegmentGroup(len(starts), length, first if in_place else 0, None if in_place else index))
+    return tuple(groups)

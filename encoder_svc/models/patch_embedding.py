@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from encoder_svc.models.image_patches import ImagePreprocessing
+from encoder_svc.models.linear import Linear
 
 CENTER = 128
 """Taken from every value before the product: values are then whole numbers that bfloat16 and float16 hold exactly,
 small on average, so that little is lost by rounding the weights."""
 
 
-class PatchEmbedding(torch.nn.Module):
+class PatchEmbedding:
     """Patches of still images → hidden states.
 
     A tower's convolution has the stride of its kernel, so it is a matrix product. The frames of a still image's patch
@@ -24,20 +25,17 @@ class PatchEmbedding(torch.nn.Module):
     Args:
         convolution: the checkpoint's weights, shape (hidden, channels, frames, patch, patch).
         preprocessing: the normalisation.
+        device: where the layer runs.
     """
 
-    weight: torch.Tensor
-    bias: torch.Tensor
-
-    def __init__(self, convolution: torch.Tensor, preprocessing: ImagePreprocessing) -> None:
-        super().__init__()
+    def __init__(self, convolution: torch.Tensor, preprocessing: ImagePreprocessing, device: torch.device) -> None:
+        self._dtype = convolution.dtype
         kernel = convolution.detach().double().sum(dim=2).flatten(2)
         scale, shift = (torch.tensor(values, dtype=torch.float64) for values in preprocessing.scale_and_shift)
         weight = (kernel * scale[:, None]).flatten(1)
         bias = (kernel * (shift + CENTER * scale)[:, None]).flatten(1).sum(dim=1)
-        self.register_buffer("weight", weight.to(convolution.dtype))
-        self.register_buffer("bias", bias.to(convolution.dtype))
+        self._linear = Linear(weight.to(device, self._dtype), bias.to(device, self._dtype))
 
-    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+    def __call__(self, patches: torch.Tensor) -> torch.Tensor:
         """``patches``: uint8, shape (n, channels·patch²) → shape (n, hidden)."""
-        return torch.nn.functional.linear(patches.to(self.weight.dtype) - CENTER, self.weight, self.bias)
+        return self._linear(patches.to(self._dtype).sub_(CENTER))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
 from encoder_svc.models.adapter import Adapter, Layout, MediaProbe, Progress, Tower, TowerInput
@@ -41,14 +41,42 @@ CHANNELS = 3
 
 
 class VisionConfig(BaseModel):
-    """What the preprocessing must know of ``vision_config``. Defaults are those of transformers 5.24."""
+    """What ``vision_config`` says. Defaults are those of transformers 5.24.
+
+    What is read here but not used is checked: an engine must not find out in its first forward.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    depth: int = Field(default=32, ge=1)
+    hidden_size: int = Field(default=3584, ge=1)
+    num_heads: int = Field(default=16, ge=1)
+    intermediate_size: int = Field(default=3420, ge=1)
+    hidden_act: Literal["silu"] = "silu"
+    in_channels: Literal[3] = CHANNELS
+    window_size: int = Field(default=112, ge=1)
+    fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
 
     patch_size: int = Field(default=14, ge=1)
     spatial_merge_size: int = Field(default=2, ge=1)
     temporal_patch_size: int = Field(default=2, ge=1)
     out_hidden_size: int = Field(default=3584, ge=1)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        # A quarter of a head turns with the row of a patch and a quarter with its column, each in pairs.
+        if self.hidden_size % (4 * self.num_heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is no multiple of four times num_heads {self.num_heads}: heads of that "
+                "size cannot be rotated"
+            )
+        block = self.patch_size * self.spatial_merge_size
+        if self.window_size < block:
+            raise ValueError(f"window_size {self.window_size} is less than a merge block of {block} pixels")
+        beyond = [index for index in self.fullatt_block_indexes if not 0 <= index < self.depth]
+        if beyond:
+            raise ValueError(f"fullatt_block_indexes names block {beyond[0]}, but depth is {self.depth}")
+        return self
 
 
 class Qwen25VLAdapter:
@@ -170,6 +198,7 @@ def _read_vision_config(checkpoint: Checkpoint) -> VisionConfig:
         return VisionConfig.model_validate(section)
     except ValidationError as error:
         fault = error.errors()[0]
+        where = ".".join(["vision_config", *(str(part) for part in fault["loc"])])
         raise SetupError(
-            f"config.json: vision_config.{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+            f"config.json of {checkpoint.path}: {where}: {fault['msg'].removeprefix('Value error, ')}"
         ) from None

@@ -158,7 +158,7 @@ def build_towers(
         The model, in evaluation mode, on the host.
 
     Raises:
-        SetupError: a weight is missing, has no place in the model, or has the wrong shape.
+        SetupError: a weight is missing, has no place in the model, or has the wrong shape; or no model can be built.
     """
     config.tie_word_embeddings = False
     shows_progress = transformers_logging.is_progress_bar_enabled()
@@ -173,6 +173,12 @@ def build_towers(
             # Wrong shapes come back in the report, so that the message is ours.
             ignore_mismatched_sizes=True,
         )
+    except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError, AttributeError):
+        log.debug("transformers cannot build the model", exc_info=True)
+        raise SetupError(
+            f"transformers cannot build {base_class.__name__} as config.json asks: two sizes in it contradict each "
+            "other, or one is impossible; --log-level debug tells which"
+        ) from None
     finally:
         if shows_progress:
             transformers_logging.enable_progress_bar()

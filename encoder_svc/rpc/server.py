@@ -15,14 +15,11 @@ from grpc_reflection.v1alpha import reflection
 from encoder_svc.errors import SetupError
 from encoder_svc.rpc.errors import ErrorInterceptor
 from encoder_svc.rpc.health import HealthReporter
-from encoder_svc.rpc.servicer import EncoderServicer
+from encoder_svc.rpc.servicer import SERVICE, EncoderServicer, add_encoder_servicer
 from encoder_svc.runtime.service import EncoderRuntime
 from encoder_svc.settings import Settings, split_address
 from encoder_svc.telemetry.metrics import Metrics
-from epd.encoder.v1 import encoder_service_pb2
-from epd.encoder.v1.encoder_service_pb2_grpc import add_EncoderServiceServicer_to_server
 
-SERVICE = encoder_service_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 # compared with, not bound
 """Hosts that mean every address of the machine."""
 
@@ -61,7 +58,7 @@ class RpcServer:
 
     async def start(self, runtime: EncoderRuntime) -> None:
         """Begins to answer; health follows the runtime."""
-        add_EncoderServiceServicer_to_server(EncoderServicer(runtime, self._settings), self._server)
+        add_encoder_servicer(EncoderServicer(runtime, self._settings), self._server)
         add_HealthServicer_to_server(self._health.servicer, self._server)
         names = [SERVICE, health.SERVICE_NAME]
         if self._settings.channelz:

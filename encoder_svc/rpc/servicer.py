@@ -14,6 +14,9 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+import grpc.aio
+
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.rpc.identity import identity_of
 from encoder_svc.rpc.load_report import LOAD_REPORT_KEY, load_report
@@ -29,14 +32,19 @@ from encoder_svc.rpc.validation import (
     to_releases,
     to_renewals,
 )
+from encoder_svc.rpc.wire import parse_encode_request
+from encoder_svc.runtime.commands import EncodeCommand
 from encoder_svc.runtime.service import EncoderRuntime
 from encoder_svc.runtime.uploads import Upload
 from encoder_svc.settings import Settings
 from epd.encoder.v1 import encoder_service_pb2 as pb
-from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceServicer
+from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceServicer, add_EncoderServiceServicer_to_server
 
+SERVICE = pb.DESCRIPTOR.services_by_name["EncoderService"].full_name
 PIECE_BYTES = 1 << 20
 """Of a ``FetchResponse``, at most: larger messages are slower in band, and hold the loop."""
+
+_END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined] # not in the stubs
 
 
 class EncoderServicer(EncoderServiceServicer):
@@ -52,21 +60,11 @@ class EncoderServicer(EncoderServiceServicer):
         self._settings = settings
         self._mutual_tls = settings.tls_client_ca is not None
 
-    async def Encode(self, request: pb.EncodeRequest, context: Any) -> None:
+    async def Encode(self, _: Any, context: Any) -> None:
         """Writes the events of the request until it is complete; whatever else ends the call abandons it."""
-        remaining = context.time_remaining()
-        command = to_encode_command(
-            request,
-            self._settings,
-            identity=identity_of(context, mutual_tls=self._mutual_tls),
-            deadline=None if remaining is None else self._runtime.now() + remaining,
-            new_id=lambda: uuid.uuid4().hex,
-        )
-        del request
         outbox = Outbox()
-        call = self._runtime.submit(command, outbox.put)
-        # The media now belong to the runtime, which lets go of them long before this call ends.
-        del command
+        call = self._runtime.submit(await self._read_command(context), outbox.put)
+        # The media now belong to the runtime alone, which lets go of them long before this call ends.
         try:
             complete = False
             while not complete:
@@ -75,6 +73,21 @@ class EncoderServicer(EncoderServiceServicer):
         finally:
             call.abandon()
             context.set_trailing_metadata(((LOAD_REPORT_KEY, load_report(self._runtime.load())),))
+
+    async def _read_command(self, context: Any) -> EncodeCommand:
+        wire = await context.read()
+        if wire is _END_OF_STREAM:
+            raise invalid("request", "is missing")
+        request, data = parse_encode_request(wire)
+        remaining = context.time_remaining()
+        return to_encode_command(
+            request,
+            data,
+            self._settings,
+            identity=identity_of(context, mutual_tls=self._mutual_tls),
+            deadline=None if remaining is None else self._runtime.now() + remaining,
+            new_id=lambda: uuid.uuid4().hex,
+        )
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> None:
         """Writes the bytes in pieces. The lease is looked at for each, so that none is sent after its end."""
@@ -156,6 +169,20 @@ class EncoderServicer(EncoderServiceServicer):
     async def Subscribe(self, request: pb.SubscribeRequest, context: Any) -> None:
         """Not there yet."""
         raise _to_come("Subscribe", "the caller of Encode sees all chunks and can pass them on")
+
+
+def add_encoder_servicer(servicer: EncoderServicer, server: Any) -> None:
+    """Puts the handlers on a ``grpc.aio`` server.
+
+    To gRPC ``Encode`` is a stream of requests as they came: on the wire that is no other thing than the one request of
+    the contract. For a single request, gRPC would keep both its bytes and its message until the call ends.
+    """
+    add_EncoderServiceServicer_to_server(servicer, server)
+    encode = grpc.stream_stream_rpc_method_handler(
+        servicer.Encode, response_serializer=pb.EncodeResponse.SerializeToString
+    )
+    # In the place of the generated one: of two registrations the later one counts.
+    server.add_registered_method_handlers(SERVICE, {"Encode": encode})
 
 
 def _to_come(method: str, instead: str) -> ServiceError:

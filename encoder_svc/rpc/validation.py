@@ -7,7 +7,7 @@ show (empty, not an image, too many pixels) is left to the media workers: it fai
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -44,12 +44,19 @@ MAX_PIECE_BYTES = 1 << 20
 
 
 def to_encode_command(
-    request: EncodeRequest, settings: Settings, *, identity: str, deadline: float | None, new_id: Callable[[], str]
+    request: EncodeRequest,
+    data: Mapping[int, bytes],
+    settings: Settings,
+    *,
+    identity: str,
+    deadline: float | None,
+    new_id: Callable[[], str],
 ) -> EncodeCommand:
     """Checks an ``Encode`` request and turns it into a command.
 
     Args:
-        request: is emptied of its media bytes, so that they are not held twice.
+        request: the message, in which each ``items[i].data`` is set but empty.
+        data: what it would be, by ``i``.
         settings: the limits.
         identity: who calls.
         deadline: when the caller stops waiting, on the runtime's clock.
@@ -79,7 +86,7 @@ def to_encode_command(
         raise invalid("cache_policy", "BYPASS keeps nothing, and DELIVERY_CACHE_ONLY only keeps; use USE or REFRESH")
     lease_ttl = _ttl(request.lease_ttl, "lease_ttl", settings)
     _check_places(request.items, num_parts)
-    items = tuple(_item(item, f"items[{i}]", settings) for i, item in enumerate(request.items))
+    items = tuple(_item(item, data.get(i, b""), f"items[{i}]", settings) for i, item in enumerate(request.items))
     request_id = request.request_id or new_id()
     return EncodeCommand(
         identity=identity,
@@ -218,7 +225,7 @@ def _check_places(items: Iterable[MediaItem], num_parts: int) -> None:
         seen.add(item.part_idx)
 
 
-def _item(item: MediaItem, path: str, settings: Settings) -> ItemCommand:
+def _item(item: MediaItem, data: bytes, path: str, settings: Settings) -> ItemCommand:
     if item.modality not in Modality.values():
         raise invalid(f"{path}.modality", f"{item.modality} is no Modality that this server knows")
     if item.modality == Modality.MODALITY_UNSPECIFIED:
@@ -226,7 +233,7 @@ def _item(item: MediaItem, path: str, settings: Settings) -> ItemCommand:
     _check_name(item.mime_type, f"{path}.mime_type")
     _check_digest(item.content_sha256, f"{path}.content_sha256")
     check_options(item, path)
-    files = _files(item, path, settings)
+    files = _files(item, data, path, settings)
     frames_per_second = item.frames.fps if item.WhichOneof("source") == "frames" else None
     if files:
         item.ClearField("source")
@@ -239,7 +246,7 @@ def _item(item: MediaItem, path: str, settings: Settings) -> ItemCommand:
     return ItemCommand(item=lean, files=files)
 
 
-def _files(item: MediaItem, path: str, settings: Settings) -> tuple[bytes, ...]:
+def _files(item: MediaItem, data: bytes, path: str, settings: Settings) -> tuple[bytes, ...]:
     """The media files that are in the item; none if it says where they are."""
     match item.WhichOneof("source"):
         case None:
@@ -254,7 +261,7 @@ def _files(item: MediaItem, path: str, settings: Settings) -> tuple[bytes, ...]:
             _check_uri(item.uri, f"{path}.uri", settings)
             return ()
         case source:
-            return _inline_files(item, source, path, settings)
+            return _inline_files(item, source, data, path, settings)
 
 
 def _check_uri(uri: str, path: str, settings: Settings) -> None:
@@ -264,9 +271,9 @@ def _check_uri(uri: str, path: str, settings: Settings) -> None:
         raise invalid(path, f"{len(uri)} characters; at most {most}")
 
 
-def _inline_files(item: MediaItem, source: str, path: str, settings: Settings) -> tuple[bytes, ...]:
+def _inline_files(item: MediaItem, source: str, data: bytes, path: str, settings: Settings) -> tuple[bytes, ...]:
     if source == "data":
-        files: tuple[bytes, ...] = (item.data,)
+        files: tuple[bytes, ...] = (data,)
     else:
         if item.content_sha256:
             raise invalid(f"{path}.content_sha256", "is the digest of one file; frames have none")

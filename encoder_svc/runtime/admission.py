@@ -41,6 +41,9 @@ class Admission:
         self._estimates: dict[int, float] = {}
         self._ends = 0.0
         self._ends_at = 0.0
+        self._busy_ends = 0.0
+        self._busy_seconds = 0.0
+        self._busy_at = 0.0
 
     def estimate(self, modality: Modality) -> int:
         """Patches of an item that has not been measured: the mean of those that have."""
@@ -72,12 +75,13 @@ class Admission:
             self._ends_needed(self.patches + sum(patches), self._max_patches, self.patches) if self.parts else 0.0,
         )
         if excess > 0:
-            wait = excess / self.rate(now) if self._ends else 1.0
+            wait = excess / self._busy_rate(now) if self._busy_ends else 1.0
             raise ServiceError(
                 Reason.ADMISSION_FULL,
                 "the server holds as much work as it may; try again later or at another encoder",
                 retry_after=min(max(wait, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS),
             )
+        self._pass_busy_time(now)
         self.parts += parts
         self.media_bytes += media_bytes
         self.patches += sum(patches)
@@ -109,6 +113,8 @@ class Admission:
     def ended(self, part: Part, now: float) -> None:
         """A part has had its end."""
         self.media_dropped(part)
+        self._pass_busy_time(now)
+        self._busy_ends += 1
         self.parts -= 1
         self.patches -= part.patches
         self._ends = self._decayed(now) + 1
@@ -117,6 +123,19 @@ class Admission:
     def rate(self, now: float) -> float:
         """Parts that end in a second, as a mean over the last ones. Never 0."""
         return max(self._decayed(now) / _RATE_SECONDS, 1e-3)
+
+    def _busy_rate(self, now: float) -> float:
+        """Parts that end in a second while there are any: a pause without work is no slowness. Never 0."""
+        self._pass_busy_time(now)
+        return max(self._busy_ends / max(self._busy_seconds, 1e-3), 1e-3)
+
+    def _pass_busy_time(self, now: float) -> None:
+        if self.parts:
+            kept = math.exp((self._busy_at - now) / _RATE_SECONDS)
+            # Both decay alike, so that the first seconds give a true rate too.
+            self._busy_ends *= kept
+            self._busy_seconds = self._busy_seconds * kept + _RATE_SECONDS * (1 - kept)
+        self._busy_at = now
 
     def _ends_needed(self, wanted: int, limit: int, held: int) -> float:
         """How many parts of the mean size must end before ``wanted`` fits."""

@@ -1,7 +1,8 @@
 """Proves that an engine that has not encoded anything for a while still can, through the normal path.
 
-A busy engine is never suspected: its canary waits in the queue like any other item, and says nothing while it waits.
-Only a canary that *fails* makes an engine failing, until something is encoded well again.
+A busy engine is never suspected: its canary waits in the queue like any other item, and says nothing while it waits,
+nor if it has waited too long for space or a process. Only a canary that was tried and *failed* makes an engine failing,
+until something is encoded well again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from itertools import count
 
-from encoder_svc.errors import ServiceError
+from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.commands import EncodeCommand, ItemCommand
 from encoder_svc.runtime.encoding import Engine
 from encoder_svc.runtime.events import ChunkEvent, Event, PartFailed
@@ -25,6 +26,9 @@ from epd.encoder.v1.media_pb2 import MediaItem, Modality
 
 _IDENTITY = "encoder-svc canary"
 """No caller has it: an authenticated one has no blank in its name."""
+
+_NOT_TRIED = {Reason.SPACE_TIMEOUT, Reason.NOT_READY, Reason.SHUTTING_DOWN}
+"""Ends of a canary that say nothing of its engine."""
 
 _SIDE = 56
 _SAMPLING_RATE = 16_000
@@ -85,7 +89,7 @@ class Canary:
         def told(event: Event) -> None:
             match event:
                 case PartFailed():
-                    engine.failing = True
+                    engine.failing = engine.failing or event.error.reason not in _NOT_TRIED
                 case ChunkEvent() if event.chunk.state == ChunkState.CHUNK_STATE_READY:
                     engine.failing = False
                 case _:

@@ -312,11 +312,17 @@ class Encoding:
 
     def _grant_slots(self) -> None:
         """Gives slots to the oldest prompt first; nobody younger may take while it waits."""
+        aside = []
         while self._waiting:
             computation = self._waiting[0][-1]
             if not computation.ended and not self._grant_slot(computation):
-                return
+                if computation.pinned_engine is None:
+                    break
+                # It waits for one engine, which may be dead: that must not hold up what others can do.
+                aside.append(self._waiting[0])
             heapq.heappop(self._waiting)
+        for entry in aside:
+            heapq.heappush(self._waiting, entry)
 
     def _grant_slot(self, computation: Computation) -> bool:
         assert computation.layout is not None

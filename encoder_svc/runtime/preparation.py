@@ -130,6 +130,8 @@ class Preparation:
     def pump(self, now: float) -> None:
         """Starts what can start: grants space, and gives items to workers with a free place."""
         self._grant_space(now)
+        if not self._workers and self._alone is None and self._queue.peek() is not None:
+            self._alone = self._timers.at(now + self._space_seconds, self._workers_overdue)
         for worker, jobs in self._workers.items():
             if worker in self._stopping:
                 continue
@@ -187,9 +189,6 @@ class Preparation:
             else:
                 computation.move(PartState.QUEUED)
                 self.enqueue(computation)
-
-        if not self._workers:
-            self._alone = self._timers.at(now + self._space_seconds, self._workers_overdue)
 
     def measured(self, worker: int, key: int, layout: EmbeddingChunk, model_input: ModelInput, now: float) -> None:
         """A worker knows the shape of an item and waits for space."""
@@ -310,8 +309,8 @@ class Preparation:
         self._hands.stop(worker)
 
     def _workers_overdue(self, now: float) -> None:
-        """No worker has come back: what waits for one fails."""
-        self._alone = self._timers.at(now + self._space_seconds, self._workers_overdue)
+        """No worker has come: what waits for one fails."""
+        self._alone = None
         message = f"no media worker was ready in {self._space_seconds:g} s; the server is starting one again"
         for computation in self._queue.drain():
             self._listener.failed(computation, ServiceError(Reason.NOT_READY, message, retry_after=5.0), now)

@@ -153,7 +153,9 @@ class Scheduler:
         if command.deadline is not None:
             request.deadline = self.timers.at(command.deadline, lambda at: self._deadline_passed(request, at))
         for part, item in zip(list(request.parts), command.items, strict=True):
-            self._find_source(part, item, now)
+            # Bringing the first can take long enough for the deadline to pass.
+            if not part.ended:
+                self._find_source(part, item, now)
         self._pump(now)
         return request
 

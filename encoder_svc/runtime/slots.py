@@ -8,7 +8,7 @@ least recently, so that one large embedding does not cost many small ones far ap
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -228,7 +228,7 @@ class SlotTable:
 
     def _evict_run(self, wanted: int) -> bool:
         """Frees the cheapest run of idle slots that makes a gap of ``wanted`` bytes."""
-        runs: list[list[Slot]] = []
+        runs: list[deque[Slot]] = []
         hopeless: set[int] = set()
         for slot in self._idle.values():
             if slot.offset in hopeless:
@@ -248,22 +248,34 @@ class SlotTable:
             self.free(slot)
         return True
 
-    def _run_around(self, slot: Slot, wanted: int) -> tuple[list[Slot], bool]:
+    def _run_around(self, slot: Slot, wanted: int) -> tuple[deque[Slot], bool]:
         """``slot`` and idle neighbours of it, with the gaps between them; and whether they make room together."""
-        run = [slot]
-        start = slot.offset - self._allocator.gap_before(slot.offset)
-        end = slot.end + self._allocator.gap_after(slot.end)
+        run = deque([slot])
+        start, end = self._gap_start(slot), self._gap_end(slot)
         while end - start < wanted:
-            after, before = self._idle.get(end), self._idle_ends.get(start)
-            if after is not None:
+            before, after = self._idle_ends.get(start), self._idle.get(end)
+            if after is not None and (before is None or after.nbytes <= before.nbytes):
                 run.append(after)
-                end = after.end + self._allocator.gap_after(after.end)
+                end = self._gap_end(after)
             elif before is not None:
-                run.append(before)
-                start = before.offset - self._allocator.gap_before(before.offset)
+                run.appendleft(before)
+                start = self._gap_start(before)
             else:
                 return run, False
+        # One that came late may be so large that those which came early are not needed.
+        while len(run) > 1 and self._gap_end(run[-1]) - self._gap_start(run[1]) >= wanted:
+            run.popleft()
+        while len(run) > 1 and self._gap_end(run[-2]) - self._gap_start(run[0]) >= wanted:
+            run.pop()
         return run, True
+
+    def _gap_start(self, slot: Slot) -> int:
+        """Where the free memory before a slot begins."""
+        return slot.offset - self._allocator.gap_before(slot.offset)
+
+    def _gap_end(self, slot: Slot) -> int:
+        """Where the free memory behind a slot ends."""
+        return slot.end + self._allocator.gap_after(slot.end)
 
     def _move(self, slot: Slot, state: SlotState) -> None:
         if state not in TRANSITIONS[slot.state]:

@@ -5,6 +5,7 @@ The towers here are few lines long, so that any item can be made to raise, to ex
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -13,7 +14,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from encoder_svc.engine.runner import Runner
+from encoder_svc.engine.forward_thread import run_batches
+from encoder_svc.engine.runner import Runner, is_out_of_memory
 from encoder_svc.engine.staging import HostStaging
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.models.adapter import TowerInput
@@ -22,7 +24,7 @@ from encoder_svc.tensors import tensor_view
 from epd.encoder.v1.embedding_pb2 import DataType, TensorSpec
 from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 from epd.encoder.v1.media_pb2 import Modality
-from epd.internal.v1.engine_pb2 import BatchItem
+from epd.internal.v1.engine_pb2 import BatchItem, EngineReport, RunBatch
 from epd.internal.v1.media_worker_pb2 import ModelInput
 
 SOUND, RAISES, EXHAUSTS, REFUSES, NAN, INFINITE, SHORT = range(7)
@@ -165,3 +167,63 @@ def test_f13_rows_of_another_dtype_than_the_layouts_are_not_written(arenas: tupl
     asked = item(arenas[0], 0, 5, SOUND, HIDDEN, DataType.DATA_TYPE_FLOAT32)
     runner = Runner(FragileTower(HIDDEN, torch.bfloat16), torch.device("cpu"), *arenas, HostStaging())
     assert runner.run([asked]).results[0].reason == Reason.FORWARD_FAILED
+
+
+class Stopped(Exception):
+    """Ends a loop that has no end."""
+
+
+class DeviceStaging(HostStaging):
+    """A device that is given one batch ahead."""
+
+    ahead = 1
+
+
+@pytest.mark.parametrize(
+    ("staging", "told"),
+    [
+        (HostStaging(), ["started 0", "done 0", "started 1", "done 1", "started 2", "done 2"]),
+        (DeviceStaging(), ["started 0", "started 1", "done 0", "started 2", "done 1", "done 2"]),
+    ],
+)
+def test_a_device_gets_the_next_batch_before_the_last_is_staged(
+    arenas: tuple[SharedMemory, SharedMemory], staging: HostStaging, told: list[str]
+) -> None:
+    batches: queue.SimpleQueue[RunBatch] = queue.SimpleQueue()
+    for number in range(3):
+        items = [item(arenas[0], number, 5, SOUND, HIDDEN, DataType.DATA_TYPE_FLOAT32)]
+        batches.put(RunBatch(batch=number, items=items))
+    seen: list[str] = []
+
+    def report(message: EngineReport) -> None:
+        kind = message.WhichOneof("report")
+        assert kind in ("started", "done")
+        seen.append(f"{kind} {getattr(message, kind).batch}")
+        if message.done.batch == 2:
+            assert not message.done.items[0].reason
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run_batches(Runner(FragileTower(HIDDEN), torch.device("cpu"), *arenas, staging), batches, report)
+    assert seen == told
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: not enough memory"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+)
+def test_f03_too_little_memory_is_known_by_every_name(error: Exception) -> None:
+    assert is_out_of_memory(error)
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_f03_the_allocator_of_the_cpu_is_among_them() -> None:
+    with pytest.raises((RuntimeError, MemoryError)) as raised:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(raised.value)

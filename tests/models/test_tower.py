@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
 from encoder_svc.models.adapter import Layout, TowerInput
-from encoder_svc.models.packing import Grid, pack
+from encoder_svc.models.packing import Grid, SegmentBounds, Segments, pack
 from tests.models.encoding import load, pixel_values, prepare, whole_model
 from tests.models.pictures import Picture
 
@@ -115,29 +115,50 @@ sides = st.integers(1, 14).map(lambda blocks: 2 * blocks)
 grids = st.lists(st.tuples(st.integers(1, 3), sides, sides), min_size=1, max_size=5)
 
 
+def stretches(segments: Segments, order: torch.Tensor) -> list[tuple[int, ...]]:
+    """The segments by the places of their patches among all items' patches."""
+    if isinstance(segments, SegmentBounds):
+        assert segments.longest == segments.bounds.diff().max()
+        return [tuple(part.tolist()) for part in torch.tensor_split(order, segments.bounds[1:-1].long())]
+    found = []
+    for group in segments:
+        end = group.start + group.count * group.length
+        places = torch.arange(group.start, end) if group.index is None else group.index
+        found += [tuple(row) for row in order[places].view(group.count, group.length).tolist()]
+    return found
+
+
 @settings(deadline=None, max_examples=100)
-@given(batch=grids)
-def test_windows_are_those_of_transformers(batch: list[Grid]) -> None:
+@given(batch=grids, any_lengths=st.booleans())
+def test_windows_and_frames_are_those_of_transformers(batch: list[Grid], any_lengths: bool) -> None:
     thw = torch.tensor(batch)
-    plan = pack(batch, merge_size=2, window_blocks=4)
+    plan = pack(batch, merge_size=2, window_blocks=4, any_lengths=any_lengths)
 
     patches = int(thw.prod(dim=1).sum())
     assert torch.equal(plan.order.sort().values, torch.arange(patches))
     window_index, bounds = get_vision_window_index(thw, spatial_merge_size=2, window_size=112, patch_size=14)
     by_patch = (window_index[:, None] * 4 + torch.arange(4)).reshape(-1)
-    expected = {tuple(part.tolist()) for part in torch.tensor_split(by_patch, bounds[1:-1].long())}
-    windows: set[tuple[int, ...]] = set()
-    for group in plan.windows:
-        end = group.start + group.count * group.length
-        windows |= {tuple(row) for row in plan.order[group.start : end].view(group.count, group.length).tolist()}
-    assert windows == expected
+    expected = sorted(tuple(part.tolist()) for part in torch.tensor_split(by_patch, bounds[1:-1].long()))
+    assert sorted(stretches(plan.windows, plan.order)) == expected
 
-    frames: set[frozenset[int]] = set()
-    for group in plan.frames:
-        places = torch.arange(patches) if group.index is None else group.index
-        frames |= {frozenset(row) for row in plan.order[places].view(group.count, group.length).tolist()}
     lengths = torch.repeat_interleave(thw[:, 1] * thw[:, 2], thw[:, 0])
-    assert frames == {frozenset(part.tolist()) for part in torch.arange(patches).split(lengths.tolist())}
+    frames = sorted(tuple(sorted(frame)) for frame in stretches(plan.frames, plan.order))
+    assert frames == sorted(tuple(part.tolist()) for part in torch.arange(patches).split(lengths.tolist()))
 
     assert torch.equal(plan.positions, get_vision_position_ids(thw, 2)[plan.order])
     assert torch.equal(plan.order[::4][plan.block_order_inverse], torch.arange(0, patches, 4))
+
+
+@pytest.mark.parametrize("batch", [[(1, 16, 16)], [(1, 8, 8), (1, 32, 16), (1, 8, 8), (2, 16, 16)], [(1, 6, 10)]])
+def test_frames_whose_windows_are_whole_need_no_copy(batch: list[Grid]) -> None:
+    frames = pack(batch, merge_size=2, window_blocks=4).frames
+    assert not isinstance(frames, SegmentBounds)
+    assert all(group.index is None for group in frames)
+
+
+def test_a_plan_of_other_grids_is_not_taken(tower: Any, prepared: list[tuple[Layout, TowerInput]]) -> None:
+    items = [item for _, item in prepared]
+    expected = [tower.encode([item])[0] for item in items]
+    for _ in range(2):
+        for item, rows in zip(items, expected, strict=True):
+            torch.testing.assert_close(tower.encode([item])[0], rows, atol=TOLERANCE, rtol=0)

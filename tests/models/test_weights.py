@@ -147,6 +147,31 @@ def test_a_config_that_transformers_cannot_read_is_refused(copy: Path) -> None:
     assert "config.json" in refusal(copy)
 
 
+@pytest.mark.parametrize(
+    ("section", "field", "value", "told"),
+    [
+        ("vision_config", "num_heads", 5, "num_heads 5"),
+        ("vision_config", "num_heads", 64, "num_heads 64"),
+        ("vision_config", "num_heads", 0, "vision_config.num_heads"),
+        ("vision_config", "depth", 0, "vision_config.depth"),
+        ("vision_config", "fullatt_block_indexes", [1, 9], "names block 9"),
+        ("vision_config", "window_size", 14, "window_size 14"),
+        ("vision_config", "in_channels", 4, "vision_config.in_channels"),
+        ("vision_config", "hidden_act", "gelu", "vision_config.hidden_act"),
+        ("vision_config", "intermediate_size", -1, "vision_config.intermediate_size"),
+        ("vision_config", "hidden_size", 256, "has shape"),
+        (None, "num_attention_heads", 0, "config.json"),
+    ],
+)
+def test_a_config_that_no_model_can_have_is_refused(
+    copy: Path, section: str | None, field: str, value: Any, told: str
+) -> None:
+    config: dict[str, Any] = json.loads((copy / "config.json").read_text())
+    (config[section] if section else config)[field] = value
+    (copy / "config.json").write_text(json.dumps(config))
+    assert told in refusal(copy)
+
+
 def test_a_missing_shard_is_named_with_what_it_holds(copy: Path) -> None:
     (copy / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(SetupError, match=r"shard model-00002-of-00003\.safetensors named in the index is missing"):

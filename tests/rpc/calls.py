@@ -43,9 +43,14 @@ async def events_of(call: Any) -> list[pb.Event]:
     return events
 
 
+def encode_request(*items: MediaItem, **fields: Any) -> pb.EncodeRequest:
+    """A request for one photograph, or for ``items``. It goes all the way, past the cache, unless told otherwise."""
+    return pb.EncodeRequest(items=items or [image()], **{"cache_policy": pb.CACHE_POLICY_BYPASS, **fields})
+
+
 async def encode(stub: Any, *items: MediaItem, **fields: Any) -> list[pb.Event]:
-    """Encodes to the end."""
-    return await events_of(stub.Encode(pb.EncodeRequest(items=items or [image()], **fields), timeout=SECONDS))
+    """Sends an :func:`encode_request` and reads to the end."""
+    return await events_of(stub.Encode(encode_request(*items, **fields), timeout=SECONDS))
 
 
 def kinds(events: list[pb.Event]) -> list[str]:

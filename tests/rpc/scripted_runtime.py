@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from encoder_svc.runtime.commands import CancelCommand, EncodeCommand
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand
 from encoder_svc.runtime.events import Accepted
-from encoder_svc.runtime.service import CancelOutcome, LeaseOutcome, Sink
-from epd.encoder.v1.embedding_pb2 import EncoderRef
+from encoder_svc.runtime.service import CancelOutcome, FinishedUpload, LeaseOutcome, LoadFigures, Sink
+from encoder_svc.runtime.uploads import Upload
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef
 from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome
 
 
@@ -30,6 +31,9 @@ class ScriptedRuntime:
         self.listeners: list[Callable[[bool], None]] = []
         self.commands: list[EncodeCommand] = []
         self.cancels: list[CancelCommand] = []
+        self.acquired: list[AcquireCommand] = []
+        self.uploads: list[Upload] = []
+        self.abandoned: list[Upload] = []
         self.sinks: list[Sink] = []
         self.call = ScriptedCall()
         self.submitted = asyncio.Event()
@@ -53,6 +57,25 @@ class ScriptedRuntime:
         self.submitted.set()
         return self.call
 
+    def acquire(self, command: AcquireCommand) -> EmbeddingChunk:
+        self._fail()
+        self.acquired.append(command)
+        return EmbeddingChunk(prompt_id=command.prompt_id)
+
+    def begin_upload(self, identity: str, total_bytes: int) -> Upload:
+        self._fail()
+        self.uploads.append(Upload(identity, total_bytes))
+        return self.uploads[-1]
+
+    def add_to_upload(self, upload: Upload, piece: bytes) -> None:
+        upload.pieces.append(piece)
+
+    def finish_upload(self, upload: Upload, sha256: bytes) -> FinishedUpload:
+        return FinishedUpload(upload.id, sha256, 60.0)
+
+    def abandon_upload(self, upload: Upload) -> None:
+        self.abandoned.append(upload)
+
     def cancel(self, command: CancelCommand) -> CancelOutcome:
         self.cancels.append(command)
         return CancelOutcome(requests=1, parts=2)
@@ -73,6 +96,9 @@ class ScriptedRuntime:
             raise fault
         self.reads.append((offset, length))
         return memoryview(self.payload)[offset : offset + length]
+
+    def load(self) -> LoadFigures:
+        return LoadFigures(utilization=0.5, parts_per_second=2.0)
 
     def describe(self) -> GetServerInfoResponse:
         self._fail()

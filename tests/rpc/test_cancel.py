@@ -10,7 +10,19 @@ import grpc.aio
 import pytest
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
-from tests.rpc.calls import SECONDS, calls_to, encode, events_of, failures, image, is_idle, kinds, ready_chunks, release
+from tests.rpc.calls import (
+    SECONDS,
+    calls_to,
+    encode,
+    encode_request,
+    events_of,
+    failures,
+    image,
+    is_idle,
+    kinds,
+    ready_chunks,
+    release,
+)
 from tests.rpc.statuses import reason_of
 from tests.server_process import ServerProcess
 from tests.waiting import eventually
@@ -26,7 +38,7 @@ async def stub(server: ServerProcess) -> AsyncIterator[Any]:
 
 async def admitted(stub: Any, **fields: Any) -> Any:
     """An Encode call of two images that was accepted, with nothing else read of it."""
-    call = stub.Encode(pb.EncodeRequest(items=[image(i) for i in range(2)], **fields), timeout=SECONDS)
+    call = stub.Encode(encode_request(*map(image, range(2)), **fields), timeout=SECONDS)
     first = await call.read()
     assert kinds(first.events)[0] == "accepted"
     return call
@@ -73,7 +85,7 @@ async def test_cancel_by_request_ends_that_request_alone(stub: Any, server: Serv
 
 async def test_cancel_by_prompt_ends_all_its_requests(stub: Any, server: ServerProcess) -> None:
     with server.held(server.media_worker()):
-        items = [pb.EncodeRequest(items=[image(i)], prompt_id="prompt", num_parts=2) for i in range(2)]
+        items = [encode_request(image(i), prompt_id="prompt", num_parts=2) for i in range(2)]
         calls = [stub.Encode(request, timeout=SECONDS) for request in items]
         for call in calls:
             await call.read()
@@ -123,7 +135,7 @@ async def test_f27_a_channel_that_closes_cancels_the_request(stub: Any, server: 
 @pytest.mark.parametrize("place", ["media worker", "engine"])
 async def test_f26_a_deadline_ends_the_request(stub: Any, server: ServerProcess, place: str) -> None:
     with server.held(server.media_worker() if place == "media worker" else server.engine()):
-        call = stub.Encode(pb.EncodeRequest(items=[image()]), timeout=0.5)
+        call = stub.Encode(encode_request(), timeout=0.5)
         # The request's own timer and gRPC's run out together: either may be first.
         try:
             events = await events_of(call)

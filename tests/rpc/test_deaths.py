@@ -6,7 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import psutil
 import pytest
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
-from tests.conftest import StartServer
+from tests.conftest import servers
 from tests.rpc.calls import (
     PHOTO,
     SECONDS,
     calls_to,
     encode,
+    encode_request,
     events_of,
     failures,
     image,
@@ -36,15 +37,22 @@ from tests.waiting import eventually
 RECEIVER = Path(__file__).with_name("receiver_process.py")
 
 
+@pytest.fixture(scope="module")
+def mortal(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
+    """A server whose processes are killed."""
+    with servers(tiny_checkpoint) as start:
+        yield start()
+
+
 @pytest.fixture
-async def stub(server: ServerProcess) -> AsyncIterator[Any]:
-    async with calls_to(server) as stub:
+async def stub(mortal: ServerProcess) -> AsyncIterator[Any]:
+    async with calls_to(mortal) as stub:
         yield stub
-        await eventually(lambda: is_ready(server), START_SECONDS)
+        await eventually(lambda: is_ready(mortal), START_SECONDS)
         events = await encode(stub)
         assert kinds(events) == ["accepted", "layout", "ready", "complete"]
         await release(stub, *ready_chunks(events))
-    await eventually(lambda: is_idle(server))
+    await eventually(lambda: is_idle(mortal))
 
 
 async def is_ready(server: ServerProcess) -> bool:
@@ -81,16 +89,16 @@ async def ends_once(call: Any, parts: int) -> list[pb.Event]:
     return events
 
 
-async def test_f29_kill_of_the_media_worker_during_a_decode(stub: Any, server: ServerProcess) -> None:
+async def test_f29_kill_of_the_media_worker_during_a_decode(stub: Any, mortal: ServerProcess) -> None:
     done = asyncio.Event()
-    asking = asyncio.create_task(answers_throughout(server, done))
-    worker = server.media_worker()
-    with server.held(worker):
-        call = stub.Encode(pb.EncodeRequest(items=[image(i) for i in range(3)]), timeout=START_SECONDS)
+    asking = asyncio.create_task(answers_throughout(mortal, done))
+    worker = mortal.media_worker()
+    with mortal.held(worker):
+        call = stub.Encode(encode_request(*map(image, range(3))), timeout=START_SECONDS)
         await call.read()
 
         async def one_is_preparing() -> bool:
-            return (await server.info()).load.parts["preparing"] > 0
+            return (await mortal.info()).load.parts["preparing"] > 0
 
         await eventually(one_is_preparing)
         worker.kill()
@@ -98,24 +106,24 @@ async def test_f29_kill_of_the_media_worker_during_a_decode(stub: Any, server: S
     assert {reason_of(failed) for failed in failures(events)} == {"MEDIA_WORKER_LOST"}
     assert retry_of(failures(events)[0]) == 1.0
     await release(stub, *ready_chunks(events))
-    await eventually(lambda: is_ready(server), START_SECONDS)
+    await eventually(lambda: is_ready(mortal), START_SECONDS)
     done.set()
     assert await asking > 0
-    assert (await server.info()).load.media_worker_restarts >= 1
+    assert (await mortal.info()).load.media_worker_restarts >= 1
 
 
-async def test_f29_kill_of_the_engine_during_a_forward(stub: Any, server: ServerProcess) -> None:
+async def test_f29_kill_of_the_engine_during_a_forward(stub: Any, mortal: ServerProcess) -> None:
     done = asyncio.Event()
-    asking = asyncio.create_task(answers_throughout(server, done))
+    asking = asyncio.create_task(answers_throughout(mortal, done))
     leased = ready_chunks(await encode(stub))
-    engine = server.engine()
-    boot_id = (await server.info()).engines[0].boot_id
-    with server.held(engine):
-        call = stub.Encode(pb.EncodeRequest(items=[image(i) for i in range(3)]), timeout=START_SECONDS)
+    engine = mortal.engine()
+    boot_id = (await mortal.info()).engines[0].boot_id
+    with mortal.held(engine):
+        call = stub.Encode(encode_request(*map(image, range(3))), timeout=START_SECONDS)
         await call.read()
 
         async def one_is_encoding() -> bool:
-            return (await server.info()).load.parts["encoding"] > 0
+            return (await mortal.info()).load.parts["encoding"] > 0
 
         await eventually(one_is_encoding)
         engine.kill()
@@ -124,45 +132,43 @@ async def test_f29_kill_of_the_engine_during_a_forward(stub: Any, server: Server
     await release(stub, *ready_chunks(events))
     # What it had given out before is gone with it.
     assert await release(stub, *leased) == [pb.LEASE_STATE_REVOKED]
-    await eventually(lambda: is_ready(server), START_SECONDS)
+    await eventually(lambda: is_ready(mortal), START_SECONDS)
     done.set()
     assert await asking > 0
-    engine_info = (await server.info()).engines[0]
+    engine_info = (await mortal.info()).engines[0]
     assert (engine_info.restarts >= 1, engine_info.leased_bytes, engine_info.reserved_bytes) == (True, 0, 0)
     assert engine_info.boot_id != boot_id
 
 
-async def test_f10_kill_of_the_receiver_during_a_read(stub: Any, server: ServerProcess, tmp_path: Path) -> None:
+async def test_f10_kill_of_the_receiver_during_a_read(stub: Any, mortal: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "photo.jpg"
     file.write_bytes(PHOTO)
     receiver = psutil.Popen(
-        [sys.executable, RECEIVER, server.target, file],
+        [sys.executable, RECEIVER, mortal.target, file],
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         line = await asyncio.to_thread(receiver.stdout.readline)
         assert line == "reading\n"
-        assert (await server.info()).engines[0].leased_bytes > 0
+        assert (await mortal.info()).engines[0].leased_bytes > 0
     finally:
         receiver.kill()
         receiver.wait()
         receiver.stdout.close()
 
     async def nothing_is_leased() -> bool:
-        return (await server.info()).engines[0].leased_bytes == 0
+        return (await mortal.info()).engines[0].leased_bytes == 0
 
     await eventually(nothing_is_leased)
 
 
-async def test_kill_of_the_front_leaves_nothing(start_server: StartServer, tmp_path: Path) -> None:
-    server = start_server()
-    async with calls_to(server) as stub:
-        await encode(stub)
-    children = server.children()
+async def test_kill_of_the_front_leaves_nothing(mortal: ServerProcess) -> None:
+    # The last test of this mortal.
+    children = mortal.children()
     assert len(children) == 2
     # One of them cannot even run to notice.
-    with server.held(server.engine()):
+    with mortal.held(mortal.engine()):
         # stop() fails if a child is alive a moment later.
-        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+        assert mortal.stop(signal.SIGKILL) == -signal.SIGKILL
     assert not any(child.is_running() for child in children)

@@ -10,7 +10,18 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
-from tests.rpc.calls import SECONDS, calls_to, encode, events_of, failures, image, kinds, ready_chunks, release
+from tests.rpc.calls import (
+    SECONDS,
+    calls_to,
+    encode,
+    encode_request,
+    events_of,
+    failures,
+    image,
+    kinds,
+    ready_chunks,
+    release,
+)
 from tests.rpc.statuses import reason_of
 from tests.server_process import ServerProcess
 from tests.waiting import eventually
@@ -23,7 +34,7 @@ async def test_f07_calls_are_answered_while_work_is_blocked(server: ServerProces
         health: Any = HealthStub(channel)
         leased = ready_chunks(await encode(stub))
         with server.held(child):
-            call = stub.Encode(pb.EncodeRequest(items=[image(i) for i in range(4)]), timeout=SECONDS)
+            call = stub.Encode(encode_request(*map(image, range(4))), timeout=SECONDS)
             await call.read()
 
             async def one_is_blocked() -> bool:

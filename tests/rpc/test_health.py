@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from encoder_svc.rpc.server import SERVICE
+from encoder_svc.rpc.servicer import SERVICE
 from tests.conftest import StartServer
 from tests.rpc.calls import calls_to, encode
 from tests.rpc.statuses import reason_of, retry_of

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,32 @@ import pytest
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from tests.conftest import StartServer
-from tests.rpc.calls import SECONDS, calls_to, encode, events_of, image, kinds, ready_chunks, release
+from epd.encoder.v1.media_pb2 import MediaItem, Modality
+from tests.conftest import StartServer, servers
+from tests.rpc.calls import (
+    PHOTO,
+    SECONDS,
+    calls_to,
+    encode,
+    encode_request,
+    events_of,
+    failures,
+    kinds,
+    ready_chunks,
+    release,
+)
 from tests.rpc.certificates import Certificate, make_authority, make_certificate
 from tests.rpc.statuses import reason_of
+from tests.server_process import ServerProcess
 
 
-async def test_f41_two_servers_on_one_ip_are_two(start_server: StartServer) -> None:
-    first, second = start_server(wait=False), start_server(wait=False)
-    first.wait_ready()
-    second.wait_ready()
+async def test_f41_two_servers_on_one_ip_are_two(server: ServerProcess, small_server: ServerProcess) -> None:
     instances, boots = set(), set()
-    async with calls_to(first) as one, calls_to(second) as other:
+    async with calls_to(server) as one, calls_to(small_server) as other:
         chunks = []
-        for server, stub in ((first, one), (second, other)):
+        for each, stub in ((server, one), (small_server, other)):
             (chunk,) = ready_chunks(await encode(stub, prompt_id="same", request_id="same"))
-            assert chunk.encoder.grpc_target == server.target
+            assert chunk.encoder.grpc_target == each.target
             instances.add(chunk.encoder.instance_id)
             boots.add(chunk.encoder.engine_boot_id)
             chunks.append(chunk)
@@ -71,29 +83,82 @@ def test_a_tls_file_that_is_not_there_is_named(start_server: StartServer) -> Non
     assert server.stderr == "encoder-svc serve: cannot read the TLS file /nowhere.key: No such file or directory\n"
 
 
-async def test_ids_are_scoped_by_the_certificate_of_the_caller(start_server: StartServer, tmp_path: Path) -> None:
-    authority = make_authority(tmp_path)
-    own = make_certificate(tmp_path, authority, "server")
-    server = start_server(tls_certificate=own.certificate, tls_key=own.key, tls_client_ca=authority.certificate)
-    callers = [make_certificate(tmp_path, authority, name) for name in ("alice", "bob")]
-    channels = [secure_channel(server.target, authority, caller) for caller in callers]
-    alice, bob = (EncoderServiceStub(channel) for channel in channels)
-    with server.held(server.media_worker()):
-        calls = [stub.Encode(pb.EncodeRequest(request_id="same", items=[image()])) for stub in (alice, bob)]
+@dataclass(frozen=True)
+class Callers:
+    """A server that demands certificates, and calls of two who have one."""
+
+    server: ServerProcess
+    authority: Certificate
+    alice: Any
+    bob: Any
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Certificate]:
+    folder = tmp_path_factory.mktemp("certificates")
+    return folder, make_authority(folder)
+
+
+@pytest.fixture(scope="module")
+def strict_server(tiny_checkpoint: Path, authority: tuple[Path, Certificate]) -> Iterator[ServerProcess]:
+    """A server that demands client certificates."""
+    own = make_certificate(*authority, "server")
+    with servers(tiny_checkpoint) as start:
+        yield start(tls_certificate=own.certificate, tls_key=own.key, tls_client_ca=authority[1].certificate)
+
+
+@pytest.fixture
+async def callers(strict_server: ServerProcess, authority: tuple[Path, Certificate]) -> AsyncIterator[Callers]:
+    certificates = [make_certificate(*authority, name) for name in ("alice", "bob")]
+    channels = [secure_channel(strict_server.target, authority[1], caller) for caller in certificates]
+    alice, bob = map(EncoderServiceStub, channels)
+    yield Callers(strict_server, authority[1], alice, bob)
+    for channel in channels:
+        await channel.close(None)
+
+
+async def test_ids_are_scoped_by_the_certificate_of_the_caller(callers: Callers) -> None:
+    with callers.server.held(callers.server.media_worker()):
+        calls = [stub.Encode(encode_request(request_id="same")) for stub in (callers.alice, callers.bob)]
         for call in calls:
             await call.read()
         # Each has its own request of that name: the same caller could not have two.
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await encode(bob, request_id="same")
+            await encode(callers.bob, request_id="same")
         assert reason_of(refused.value) == "REQUEST_ID_LIVE"
-        answer = await bob.Cancel(pb.CancelRequest(request_id="same"))
+        answer = await callers.bob.Cancel(pb.CancelRequest(request_id="same"))
         assert (answer.requests, answer.parts) == (1, 1)
         assert kinds(await events_of(calls[1]))[-2:] == ["part_cancelled", "complete"]
     assert kinds(await events_of(calls[0]))[-2:] == ["ready", "complete"]
-    for channel in channels:
-        await channel.close(None)
-    # Without a certificate of that authority nobody is heard.
-    async with secure_channel(server.target, authority, None) as stranger:
+
+
+async def test_f23_what_one_identity_caches_another_does_not_find(callers: Callers) -> None:
+    fields = {"cache_policy": pb.CACHE_POLICY_USE}
+    (made,) = ready_chunks(await encode(callers.alice, **fields))
+    # The same media, options and salt: even the key is the same.
+    with pytest.raises(grpc.aio.AioRpcError) as missing:
+        await callers.bob.Acquire(pb.AcquireRequest(content_key=made.content_key))
+    assert reason_of(missing.value) == "CONTENT_UNKNOWN"
+    named = MediaItem(modality=Modality.MODALITY_IMAGE, content_key=made.content_key)
+    assert [reason_of(failed) for failed in failures(await encode(callers.bob, named))] == ["CONTENT_UNKNOWN"]
+    (other,) = ready_chunks(await encode(callers.bob, **fields))
+    assert (other.from_cache, other.content_key) == (False, made.content_key)
+    assert other.generation != made.generation
+    (again,) = ready_chunks(await encode(callers.alice, **fields))
+    assert (again.from_cache, again.generation) == (True, made.generation)
+    await release(callers.alice, made, other, again)
+
+
+async def test_an_upload_belongs_to_who_sent_it(callers: Callers) -> None:
+    header = pb.UploadRequest(header=pb.UploadHeader(total_bytes=len(PHOTO)))
+    sent = await callers.alice.Upload(iter([header, pb.UploadRequest(piece=PHOTO)]))
+    item = MediaItem(modality=Modality.MODALITY_IMAGE, upload_id=sent.upload_id)
+    assert [reason_of(failed) for failed in failures(await encode(callers.bob, item))] == ["UPLOAD_UNKNOWN"]
+    await release(callers.alice, *ready_chunks(await encode(callers.alice, item)))
+
+
+async def test_who_has_no_certificate_is_not_heard(callers: Callers) -> None:
+    async with secure_channel(callers.server.target, callers.authority, None) as stranger:
         stub: Any = EncoderServiceStub(stranger)
         with pytest.raises(grpc.aio.AioRpcError) as unheard:
             await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=SECONDS)

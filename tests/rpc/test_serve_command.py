@@ -1,24 +1,18 @@
-"""``encoder-svc serve`` as a command: what it refuses to start with, what it prints, how it stops."""
+"""``encoder-svc serve`` as a command: what it refuses to start with, and what its help tells."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from encoder_svc.cli.device import resolve_device
 from encoder_svc.settings import Settings
-from epd.encoder.v1 import encoder_service_pb2 as pb
 from tests.conftest import StartServer
-from tests.rpc.calls import SECONDS, calls_to, encode, events_of, failures, image, kinds, ready_chunks, release
-from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -72,62 +66,6 @@ def refusal_of_a_child(start_server: StartServer, **settings: object) -> str:
     assert server.process.wait(150) == 2
     assert "Traceback" not in server.stderr
     return server.stderr.splitlines()[-1]
-
-
-async def test_the_metrics_count_what_happened(start_server: StartServer) -> None:
-    server = start_server(metrics_listen="127.0.0.1:0")
-    found = re.search(r"^metrics on (\S+)$", server.stdout, re.MULTILINE)
-    assert found is not None
-    async with calls_to(server) as stub:
-        events = await encode(stub, image(0), image(1, b"no image"))
-        assert len(failures(events)) == 1
-        for line in (
-            'encoder_svc_requests_total{code="OK",method="Encode"} 1.0',
-            'encoder_svc_parts_total{reason="",state="ready"} 1.0',
-            'encoder_svc_parts_total{reason="MEDIA_UNRECOGNIZED",state="failed"} 1.0',
-            "encoder_svc_leases 1.0",
-        ):
-            await eventually(lambda line=line: line in scrape(found[1]))
-        await release(stub, *ready_chunks(events))
-        await eventually(lambda: "encoder_svc_leases 0.0" in scrape(found[1]))
-        lag = re.search(r"^encoder_svc_loop_lag_seconds (\S+)$", scrape(found[1]), re.MULTILINE)
-        assert lag is not None
-        assert 0 <= float(lag[1]) < 10
-
-
-def scrape(address: str) -> str:
-    """The page of metrics."""
-    with urllib.request.urlopen(address, timeout=10) as page:
-        return str(page.read().decode())
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-async def test_f40_a_signal_lets_admitted_work_end(start_server: StartServer, how: signal.Signals) -> None:
-    server = start_server(drain_seconds=30)
-    async with calls_to(server) as stub:
-        with server.held(server.engine()):
-            call = stub.Encode(pb.EncodeRequest(items=[image()]), timeout=SECONDS)
-            assert kinds((await call.read()).events)[0] == "accepted"
-            server.process.send_signal(how)
-            await eventually(lambda: "stopping:" in server.stdout)
-        assert kinds(await events_of(call))[-2:] == ["ready", "complete"]
-    assert server.stop() == 0
-
-
-async def test_a_second_signal_stops_at_once(start_server: StartServer) -> None:
-    server = start_server(drain_seconds=600)
-    async with calls_to(server) as stub:
-        with server.held(server.engine()):
-            call = stub.Encode(pb.EncodeRequest(items=[image()]), timeout=SECONDS)
-            await call.read()
-            server.process.send_signal(signal.SIGTERM)
-            await eventually(lambda: "stopping:" in server.stdout)
-            assert server.stop(signal.SIGINT) == 1
-
-
-def test_it_stops_while_it_is_loading(start_server: StartServer) -> None:
-    server = start_server(wait=False).wait_listening()
-    assert server.stop() == 0
 
 
 def test_auto_takes_a_gpu_only_where_there_is_one(tmp_path: Path) -> None:

@@ -11,7 +11,19 @@ import grpc
 import grpc.aio
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
-from tests.rpc.calls import PHOTO, SECONDS, calls_to, encode, events_of, failures, image, is_idle, ready_chunks, release
+from tests.rpc.calls import (
+    PHOTO,
+    SECONDS,
+    calls_to,
+    encode,
+    encode_request,
+    events_of,
+    failures,
+    image,
+    is_idle,
+    ready_chunks,
+    release,
+)
 from tests.server_process import ServerProcess
 from tests.waiting import eventually
 
@@ -40,19 +52,19 @@ async def refused(stub: Any, name: str) -> None:
 
 
 async def left_at_once(stub: Any, name: str) -> None:
-    call = stub.Encode(pb.EncodeRequest(items=[image()], request_id=name, lease_ttl={"seconds": 1}))
+    call = stub.Encode(encode_request(request_id=name, lease_ttl={"seconds": 1}))
     await asyncio.sleep(0)
     call.cancel()
 
 
 async def left_after_acceptance(stub: Any, name: str) -> None:
-    call = stub.Encode(pb.EncodeRequest(items=[image(i) for i in range(4)], request_id=name, lease_ttl={"seconds": 1}))
+    call = stub.Encode(encode_request(*map(image, range(4)), request_id=name, lease_ttl={"seconds": 1}))
     await call.read()
     call.cancel()
 
 
 async def cancelled(stub: Any, name: str) -> None:
-    call = stub.Encode(pb.EncodeRequest(items=[image(i) for i in range(4)], request_id=name), timeout=SECONDS)
+    call = stub.Encode(encode_request(*map(image, range(4)), request_id=name), timeout=SECONDS)
     await call.read()
     await stub.Cancel(pb.CancelRequest(request_id=name))
     events = await events_of(call)
@@ -63,7 +75,7 @@ async def cancelled(stub: Any, name: str) -> None:
 
 
 async def late(stub: Any, name: str) -> None:
-    call = stub.Encode(pb.EncodeRequest(items=[image()], request_id=name, lease_ttl={"seconds": 1}), timeout=0.005)
+    call = stub.Encode(encode_request(request_id=name, lease_ttl={"seconds": 1}), timeout=0.005)
     try:
         await events_of(call)
     except grpc.aio.AioRpcError as error:

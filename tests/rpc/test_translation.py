@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.rpc.server import RpcServer
 from encoder_svc.rpc.servicer import PIECE_BYTES
+from encoder_svc.rpc.validation import MAX_PIECE_BYTES
 from encoder_svc.runtime.events import Completed, PartCancelled, PartFailed
 from encoder_svc.settings import Settings
 from encoder_svc.telemetry.metrics import Metrics
@@ -168,14 +170,56 @@ async def test_cancel_goes_to_the_runtime(service: Service) -> None:
     assert [(command.kind, command.id) for command in service.runtime.cancels] == [("prompt", "p")]
 
 
-async def test_calls_that_are_to_come_say_so(service: Service) -> None:
-    calls = [
-        service.stub.Upload(iter([pb.UploadRequest()])),
-        service.stub.Acquire(pb.AcquireRequest()),
-        service.stub.Subscribe(pb.SubscribeRequest()).read(),
-    ]
-    for call in calls:
-        with pytest.raises(grpc.aio.AioRpcError, match="will come with a later version") as failed:
-            await call
-        assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert reason_of(failed.value) == "NOT_IMPLEMENTED"
+async def test_an_upload_goes_to_the_runtime_piece_by_piece(service: Service) -> None:
+    header = pb.UploadRequest(header=pb.UploadHeader(total_bytes=5, sha256=bytes(32)))
+    answer = await service.stub.Upload(iter([header, *(pb.UploadRequest(piece=piece) for piece in (b"ab", b"cde"))]))
+    (upload,) = service.runtime.uploads
+    assert (upload.total_bytes, upload.pieces) == (5, [b"ab", b"cde"])
+    assert (answer.upload_id, answer.sha256) == (upload.id, bytes(32))
+    assert 0 < answer.expiry.ToNanoseconds() / 1e9 - time.time() <= 60
+
+
+BAD_UPLOADS = {
+    "nothing": [],
+    "no header": [pb.UploadRequest(piece=b"x")],
+    "two headers": [pb.UploadRequest(header=pb.UploadHeader(total_bytes=1))] * 2,
+    "an empty message": [pb.UploadRequest(header=pb.UploadHeader(total_bytes=1)), pb.UploadRequest()],
+    "a short digest": [pb.UploadRequest(header=pb.UploadHeader(total_bytes=1, sha256=b"short"))],
+    "a piece too large": [
+        pb.UploadRequest(header=pb.UploadHeader(total_bytes=1)),
+        pb.UploadRequest(piece=bytes(MAX_PIECE_BYTES + 1)),
+    ],
+}
+
+
+@pytest.mark.parametrize("messages", BAD_UPLOADS.values(), ids=BAD_UPLOADS.keys())
+async def test_a_wrong_upload_is_refused_and_abandoned(service: Service, messages: list[pb.UploadRequest]) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await service.stub.Upload(iter(messages))
+    assert reason_of(failed.value) == "REQUEST_INVALID"
+    assert service.runtime.abandoned == service.runtime.uploads
+
+
+async def test_f27_leaving_an_upload_abandons_it(service: Service) -> None:
+    call = service.stub.Upload()
+    await call.write(pb.UploadRequest(header=pb.UploadHeader(total_bytes=9)))
+    await eventually(lambda: len(service.runtime.uploads) == 1)
+    call.cancel()
+    await eventually(lambda: service.runtime.abandoned == service.runtime.uploads)
+
+
+async def test_an_acquire_goes_to_the_runtime(service: Service) -> None:
+    request = pb.AcquireRequest(
+        content_key=bytes(32), receivers=["", "lm"], prompt_id="p", part_idx=1, num_parts=2, lease_ttl={"seconds": 3}
+    )
+    assert (await service.stub.Acquire(request)).chunk.prompt_id == "p"
+    (command,) = service.runtime.acquired
+    assert (command.content_key, command.receivers, command.prompt_id) == (bytes(32), ("", "lm"), "p")
+    assert (command.part_idx, command.num_parts, command.lease_ttl, command.identity) == (1, 2, 3, "")
+
+
+async def test_a_call_that_is_to_come_says_so(service: Service) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="will come with a later version") as failed:
+        await service.stub.Subscribe(pb.SubscribeRequest()).read()
+    assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert reason_of(failed.value) == "NOT_IMPLEMENTED"

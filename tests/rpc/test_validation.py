@@ -5,13 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from pydantic import ByteSize
 
 from encoder_svc.errors import Reason, ServiceError
-from encoder_svc.rpc.validation import MAX_LEASES, to_cancel_command, to_encode_command, to_releases, to_renewals
+from encoder_svc.rpc.validation import (
+    MAX_LEASES,
+    MAX_URI_BYTES,
+    to_cancel_command,
+    to_encode_command,
+    to_releases,
+    to_renewals,
+)
+from encoder_svc.rpc.wire import parse_encode_request
 from encoder_svc.runtime.commands import CancelCommand, EncodeCommand
 from encoder_svc.settings import Settings
 from epd.encoder.v1 import encoder_service_pb2 as pb
@@ -41,8 +50,9 @@ def video(**options: float) -> MediaItem:
     return item
 
 
-def check(request: pb.EncodeRequest) -> EncodeCommand:
-    return to_encode_command(request, SETTINGS, identity="me", deadline=None, new_id=lambda: "made")
+def check(request: pb.EncodeRequest, deadline: float | None = None) -> EncodeCommand:
+    message, data = parse_encode_request(request.SerializeToString())
+    return to_encode_command(message, data, SETTINGS, identity="me", deadline=deadline, new_id=lambda: "made")
 
 
 def edit(change: Callable[[pb.EncodeRequest], object]) -> pb.EncodeRequest:
@@ -127,6 +137,15 @@ WRONG_REQUESTS = {
         pb.EncodeRequest(items=[video(min_pixels=5, max_pixels=4)]),
     ),
     "end before start": ("items[0].video.end_seconds", pb.EncodeRequest(items=[video(start_seconds=2, end_seconds=1)])),
+    "cache only past the cache": (
+        "cache_policy",
+        pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_CACHE_ONLY, cache_policy=pb.CACHE_POLICY_BYPASS),
+    ),
+    "receivers of the cache": (
+        "receivers",
+        pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_CACHE_ONLY, receivers=["a"]),
+    ),
+    "upload id with control": ("items[1].upload_id", with_item(MediaItem(part_idx=1, modality=IMAGE, upload_id="\n"))),
     "audio end NaN": (
         "items[0].audio.end_seconds",
         pb.EncodeRequest(items=[MediaItem(modality=AUDIO, data=b"x", audio={"end_seconds": NAN})]),
@@ -143,18 +162,25 @@ def test_a_wrong_field_is_refused_by_its_path(field: str, request_: pb.EncodeReq
 
 
 @pytest.mark.parametrize(
-    ("field", "request_"),
-    [
-        ("items[1].uri", with_item(MediaItem(part_idx=1, modality=IMAGE, uri="data:,x"))),
-        ("items[1].upload_id", with_item(MediaItem(part_idx=1, modality=IMAGE, upload_id="x"))),
-        ("items[1].content_key", with_item(MediaItem(part_idx=1, modality=IMAGE, content_key=bytes(32)))),
-        ("delivery", pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_CACHE_ONLY)),
-    ],
+    "source", [{"uri": "https://example.org/cat.jpg"}, {"upload_id": "abc"}, {"content_key": bytes(range(32))}]
 )
-def test_what_is_not_there_yet_says_so(field: str, request_: pb.EncodeRequest) -> None:
-    with pytest.raises(ServiceError, match="this version of the server") as refused:
-        check(request_)
-    assert (refused.value.reason, refused.value.field) == (Reason.NOT_IMPLEMENTED, field)
+def test_media_that_are_elsewhere_come_without_files(source: dict[str, Any]) -> None:
+    command = check(pb.EncodeRequest(items=[MediaItem(modality=IMAGE, **source)]))
+    assert command.items[0].files == ()
+    assert command.items[0].item == MediaItem(modality=IMAGE, **source)
+
+
+def test_a_data_uri_may_be_as_long_as_inline_media() -> None:
+    longest = SETTINGS.max_inline_bytes * 4 // 3 + MAX_URI_BYTES - len("data:,")
+    check(pb.EncodeRequest(items=[MediaItem(modality=IMAGE, uri="data:," + "x" * longest)]))
+    for uri in ("data:," + "x" * (longest + 1), "https://x/" + "x" * MAX_URI_BYTES):
+        with pytest.raises(ServiceError, match=r"^items\[0\]\.uri: "):
+            check(pb.EncodeRequest(items=[MediaItem(modality=IMAGE, uri=uri)]))
+
+
+def test_a_delivery_to_the_cache_has_no_receivers() -> None:
+    command = check(pb.EncodeRequest(items=[image()], delivery=pb.DELIVERY_CACHE_ONLY))
+    assert (command.delivery, command.receivers) == (pb.DELIVERY_CACHE_ONLY, ())
 
 
 @pytest.mark.parametrize(
@@ -198,7 +224,7 @@ def test_a_request_with_everything_set_comes_through_whole() -> None:
             MediaItem(part_idx=2, modality=VIDEO, frames=frames, video=options),
         ],
     )
-    command = to_encode_command(request, SETTINGS, identity="me", deadline=3.5, new_id=lambda: "made")
+    command = check(request, deadline=3.5)
     assert (command.identity, command.request_id, command.prompt_id) == ("me", "request", "prompt")
     assert command.num_parts == 8
     assert (command.receivers, command.priority, command.deadline) == (("lm-3/tp0", "lm-3/tp1"), -100, 3.5)
@@ -208,8 +234,9 @@ def test_a_request_with_everything_set_comes_through_whole() -> None:
     first, second = (item.item for item in command.items)
     assert (first.part_idx, first.mime_type, first.image.max_pixels) == (7, "image/png", 9)
     assert (second.part_idx, second.video) == (2, options)
-    # The bytes travel beside the item, once.
-    assert [item.WhichOneof("source") for item in (first, second)] == [None, None]
+    # The bytes travel beside the item, once; only what the frames' digest needs stays.
+    assert [item.WhichOneof("source") for item in (first, second)] == [None, "frames"]
+    assert second.frames == FrameSequence(fps=2)
 
 
 def test_bytes_that_only_decoding_can_judge_are_let_through() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.batcher import Batcher
 from encoder_svc.runtime.chunks import ChunkWriter
 from encoder_svc.runtime.commands import EncodeCommand, ItemCommand
+from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.encoding import Engine
 from encoder_svc.runtime.events import Accepted, ChunkEvent, Completed, Event, PartCancelled, PartFailed
 from encoder_svc.runtime.parts import Part, PartState
@@ -24,19 +27,30 @@ from epd.internal.v1.media_worker_pb2 import ModelInput
 RULES = Rules(
     prepare_seconds=10.0,
     space_seconds=20.0,
+    forward_seconds=100.0,
+    canary_seconds=30.0,
     lease_seconds=60.0,
     max_lease_seconds=600.0,
     prompt_bytes=2048,
     max_queued_parts=64,
     max_queued_bytes=1 << 20,
+    max_queued_patches=1 << 20,
     batches_ahead=2,
     input_bytes=4096,
+    max_upload_bytes=1000,
+    max_uploads_bytes=2000,
+    upload_seconds=120.0,
 )
+
+NAMESPACE = b"\x08" * 32
 
 ENGINE_READY = EngineReady(
     boot_id="0" * 32,
     model=ModelInfo(
-        model_type="qwen2_5_vl", modalities=[Modality.MODALITY_IMAGE], compatibility_fingerprint=b"\x07" * 32
+        model_type="qwen2_5_vl",
+        modalities=[Modality.MODALITY_IMAGE],
+        compatibility_fingerprint=b"\x07" * 32,
+        cache_namespace=NAMESPACE,
     ),
 )
 
@@ -46,6 +60,7 @@ class Task:
     """An item at a worker, as the worker sees it."""
 
     part: int
+    """The computation's number: children do not know of parts."""
     item: MediaItem
     files: tuple[bytes, ...]
     measured: bool = False
@@ -69,11 +84,20 @@ class RecordingHands:
 
     tasks: dict[int, list[Task]] = field(default_factory=lambda: {0: [], 1: []})
     batches: dict[int, list[RunningBatch]] = field(default_factory=lambda: {0: [], 1: []})
+    sources: dict[int, tuple[MediaItem, tuple[bytes, ...]]] = field(default_factory=dict)
+    """The parts whose media are being brought."""
     dropped: list[int] = field(default_factory=list)
     stopped: list[int] = field(default_factory=list)
+    stopped_engines: list[int] = field(default_factory=list)
     verifies: list[tuple[int, int, int, int]] = field(default_factory=list)
     watch: Callable[[int], None] = lambda part: None
-    """Called with each part that a child is told to work on."""
+    """Called with each computation that a child is told to work on."""
+
+    def bring(self, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
+        self.sources[part] = (item, files)
+
+    def stop_bringing(self, part: int) -> None:
+        self.sources.pop(part, None)
 
     def prepare(self, worker: int, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
         self.watch(part)
@@ -96,6 +120,9 @@ class RecordingHands:
         for item in items:
             self.watch(item.part)
         self.batches[engine].append(RunningBatch(batch, list(items)))
+
+    def stop_engine(self, engine: int) -> None:
+        self.stopped_engines.append(engine)
 
     def verify(self, engine: int, query: int, payload_offset: int, nbytes: int) -> None:
         self.verifies.append((engine, query, payload_offset, nbytes))
@@ -120,6 +147,9 @@ class CountingObserver:
     admitted: int = 0
     refused: list[Reason] = field(default_factory=list)
     ended: list[tuple[PartState, Reason | None]] = field(default_factory=list)
+    looked_up: list[str] = field(default_factory=list)
+    batches: list[tuple[int, int]] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
 
     def request_admitted(self) -> None:
         self.admitted += 1
@@ -127,8 +157,20 @@ class CountingObserver:
     def request_refused(self, reason: Reason) -> None:
         self.refused.append(reason)
 
-    def part_ended(self, state: PartState, reason: Reason | None) -> None:
-        self.ended.append((state, reason))
+    def part_ended(self, end: PartState, reason: Reason | None, seconds: float) -> None:
+        assert seconds >= 0
+        self.ended.append((end, reason))
+
+    def stage_took(self, stage: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.stages.append(stage)
+
+    def batch_ran(self, items: int, patches: int, forward_seconds: float, stage_seconds: float) -> None:
+        assert min(forward_seconds, stage_seconds) >= 0
+        self.batches.append((items, patches))
+
+    def cache_looked_up(self, result: str) -> None:
+        self.looked_up.append(result)
 
 
 class Caller:
@@ -154,7 +196,7 @@ class Caller:
                 assert chunk.part_idx not in self.laid_out | self.ends.keys()
                 self.laid_out.add(chunk.part_idx)
             case ChunkEvent(chunk):
-                assert self.command.skip_layout or chunk.part_idx in self.laid_out
+                assert self.command.skip_layout or chunk.from_cache or chunk.part_idx in self.laid_out
                 self._end(chunk.part_idx, event)
             case PartFailed(part_idx=part_idx) | PartCancelled(part_idx=part_idx):
                 self._end(part_idx, event)
@@ -196,27 +238,44 @@ def encode_command(
     lease_ttl: float | None = None,
     skip_layout: bool = False,
     identity: str = "",
+    content: int | None = None,
+    policy: CachePolicy = CachePolicy.CACHE_POLICY_UNSPECIFIED,
+    salt: bytes = b"",
 ) -> EncodeCommand:
-    """An ``Encode`` call for some parts of a prompt."""
+    """An ``Encode`` call for some parts of a prompt.
+
+    ``content`` numbers what the first of them shows, the next ones show the next numbers. Without it they bypass the
+    cache, so that a test of something else meets neither hits nor cached slots.
+    """
+    first = 0 if content is None else content
+    if content is None:
+        policy = CachePolicy.CACHE_POLICY_BYPASS
     return EncodeCommand(
         identity=identity,
         request_id=request_id,
         prompt_id=prompt_id,
         num_parts=num_parts,
         items=tuple(
-            ItemCommand(MediaItem(part_idx=part, modality=Modality.MODALITY_IMAGE), (bytes(file_bytes),))
-            for part in parts
+            ItemCommand(
+                MediaItem(part_idx=part, modality=Modality.MODALITY_IMAGE), (bytes(file_bytes),), digest_of(first + place)
+            )
+            for place, part in enumerate(parts)
         ),
         delivery=Delivery.DELIVERY_CALLER if receivers else Delivery.DELIVERY_CACHE_ONLY,
         receivers=receivers,
         priority=priority,
-        cache_policy=CachePolicy.CACHE_POLICY_UNSPECIFIED,
-        cache_salt=b"",
+        cache_policy=policy,
+        cache_salt=salt,
         expected_fingerprint=b"",
         lease_ttl=lease_ttl,
         deadline=deadline,
         skip_layout=skip_layout,
     )
+
+
+def digest_of(content: int) -> bytes:
+    """The media digest of a content."""
+    return hashlib.sha256(str(content).encode()).digest()
 
 
 def model_input(nbytes: int = 64, patches: int = 4) -> ModelInput:
@@ -237,12 +296,12 @@ def item_result(part: int, reason: str = "") -> ItemResult:
     return ItemResult(part=part, checksum=Checksum(algorithm="CHECKSUM_ALGORITHM_XXH3_64", value=part))
 
 
-class PartMaker:
-    """Makes parts that belong to no scheduler."""
+class ComputationMaker:
+    """Makes computations that belong to no scheduler."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, Prompt] = {}
-        self._key = 0
+        self._keys = count(1)
 
     def __call__(
         self,
@@ -253,23 +312,26 @@ class PartMaker:
         modality: Modality = Modality.MODALITY_IMAGE,
         part_idx: int = 0,
         file_bytes: int = 10,
-        state: PartState = PartState.QUEUED,
+        stage: PartState = PartState.QUEUED,
         attempts: int = 0,
-    ) -> Part:
-        prompt = self._prompts.setdefault(prompt_id, Prompt("", prompt_id, len(self._prompts), 16))
-        request = Request(encode_command(priority=priority), prompt, None, 0.0)
-        self._key += 1
-        return Part(
-            key=self._key,
-            request=request,
+    ) -> Computation:
+        return Computation(
+            key=next(self._keys),
             item=MediaItem(part_idx=part_idx, modality=modality),
             files=(bytes(file_bytes),),
-            media_bytes=file_bytes,
-            admitted_at=0.0,
-            state=state,
+            name=None,
+            prompt=self._prompts.setdefault(prompt_id, Prompt("", prompt_id, len(self._prompts), 16)),
+            priority=priority,
+            stage=stage,
             input=model_input(patches=patches),
             attempts=attempts,
         )
+
+
+def part_of(computation: Computation | None) -> Part:
+    """A part that belongs to no scheduler."""
+    request = Request(encode_command(), Prompt("", "p", 0, 16), None, 0.0)
+    return Part(1, request, MediaItem(modality=Modality.MODALITY_IMAGE), 10, 4, 0.0, computation=computation)
 
 
 class Brain:
@@ -290,7 +352,7 @@ class Brain:
         self.observer = CountingObserver()
         self.arenas = [bytearray(arena_bytes) for _ in range(engines)]
         self.engines = [
-            Engine(index, "cpu", SlotTable(memoryview(arena)), Batcher(budget))
+            Engine(index, "cpu", SlotTable(index, memoryview(arena)), Batcher(budget))
             for index, arena in enumerate(self.arenas)
         ]
         self.rules = replace(RULES, **rules)  # type: ignore[arg-type] # the test names fields of Rules
@@ -317,7 +379,7 @@ class Brain:
         """The worker knows the shape of its first item that it has not measured. Returns the part."""
         task = next(task for task in self.hands.tasks[worker] if not task.measured)
         task.measured, task.nbytes = True, input_bytes
-        self.scheduler.measured(worker, task.part, layout(nbytes), model_input(input_bytes, patches), self.now)
+        self.scheduler.item_measured(worker, task.part, layout(nbytes), model_input(input_bytes, patches), self.now)
         return task.part
 
     def finish(self, worker: int = 0) -> int:
@@ -325,10 +387,10 @@ class Brain:
         task = self.hands.tasks[worker].pop(0)
         if task.dropped:
             error = ServiceError(Reason.INTERNAL, "")
-            self.scheduler.prepare_failed(worker, task.part, error, self.now)
+            self.scheduler.item_failed(worker, task.part, error, self.now)
         else:
             assert task.offset is not None
-            self.scheduler.prepared(worker, task.part, 0.5, self.now)
+            self.scheduler.item_prepared(worker, task.part, 0.5, self.now)
         return task.part
 
     def prepare_all(self, *, nbytes: int = 128, input_bytes: int = 64, patches: int = 4, worker: int = 0) -> None:
@@ -363,6 +425,7 @@ class Brain:
         """The engine dies."""
         self.hands.batches[engine].clear()
         self.hands.verifies = [query for query in self.hands.verifies if query[0] != engine]
+        self.hands.stopped_engines = [other for other in self.hands.stopped_engines if other != engine]
         self.scheduler.engine_lost(engine, self.now)
 
     def revive_engine(self, engine: int = 0) -> None:
@@ -386,15 +449,23 @@ class Brain:
             self.finish_batch()
         return caller
 
+    @property
+    def keys(self) -> list[int]:
+        """The numbers under which the children know the last request's parts."""
+        return [part.computation.key for part in self.request.parts if part.computation is not None]
+
     def assert_empty(self) -> None:
-        """Nothing is held for anybody."""
-        scheduler = self.scheduler
+        """Nothing is held for anybody, nor cached."""
+        scheduler, admission = self.scheduler, self.scheduler.admission
         assert len(scheduler.requests) == 0
+        assert len(scheduler.store) == 0
         assert not scheduler.requests.live_parts()
-        assert (scheduler.admission.parts, scheduler.admission.media_bytes) == (0, 0)
+        assert not self.hands.sources
+        assert (admission.parts, admission.media_bytes, admission.patches) == (0, 0, 0)
         assert scheduler.preparation.input_bytes_taken == 0
         assert len(scheduler.leases) == 0
         for engine in self.engines:
             assert engine.slots.live == ()
             assert (engine.slots.reserved_bytes, engine.slots.leased_bytes, engine.patches) == (0, 0, 0)
+            assert engine.slots.cached_bytes == 0
             assert not engine.batches

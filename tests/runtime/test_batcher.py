@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encoder_svc.runtime.batcher import Batcher
-from encoder_svc.runtime.parts import Part, PartState
+from encoder_svc.runtime.computations import Computation
 from epd.encoder.v1.media_pb2 import Modality
-from tests.runtime.recording_hands import PartMaker
+from tests.runtime.recording_hands import ComputationMaker
 
 
-def batches(batcher: Batcher) -> list[list[Part]]:
+def batches(batcher: Batcher) -> list[list[Computation]]:
     """All batches, in order."""
     found = []
     while batch := batcher.next_batch():
@@ -27,7 +27,7 @@ KINDS = st.tuples(
 
 @given(st.lists(KINDS, max_size=40))
 def test_every_part_runs_once_in_a_batch_that_obeys_the_rules(kinds: list[tuple[int, Modality, int, int]]) -> None:
-    make, batcher = PartMaker(), Batcher(100)
+    make, batcher = ComputationMaker(), Batcher(100)
     parts = [
         make(str(prompt), patches=patches, modality=modality, attempts=attempts)
         for patches, modality, attempts, prompt in kinds
@@ -43,52 +43,52 @@ def test_every_part_runs_once_in_a_batch_that_obeys_the_rules(kinds: list[tuple[
 
 
 def test_small_parts_share_a_batch_up_to_the_budget() -> None:
-    make, batcher = PartMaker(), Batcher(100)
+    make, batcher = ComputationMaker(), Batcher(100)
     for _ in range(25):
         batcher.push(make(patches=10))
     assert [len(batch) for batch in batches(batcher)] == [10, 10, 5]
 
 
 def test_a_batch_may_fill_the_budget_exactly() -> None:
-    make, batcher = PartMaker(), Batcher(100)
+    make, batcher = ComputationMaker(), Batcher(100)
     for patches in (60, 40, 1):
         batcher.push(make(patches=patches))
     assert [len(batch) for batch in batches(batcher)] == [2, 1]
 
 
 def test_an_oversize_part_runs_alone() -> None:
-    make, batcher = PartMaker(), Batcher(100)
+    make, batcher = ComputationMaker(), Batcher(100)
     for patches in (10, 500, 10):
         batcher.push(make(patches=patches))
     assert [[part.patches for part in batch] for batch in batches(batcher)] == [[10], [500], [10]]
 
 
 def test_images_and_videos_share_a_tower_and_sound_does_not() -> None:
-    make, batcher = PartMaker(), Batcher(100)
+    make, batcher = ComputationMaker(), Batcher(100)
     for modality in (Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO):
         batcher.push(make(modality=modality))
     assert [len(batch) for batch in batches(batcher)] == [2, 1]
 
 
 def test_a_suspect_runs_alone() -> None:
-    make, batcher = PartMaker(), Batcher(100)
+    make, batcher = ComputationMaker(), Batcher(100)
     for attempts in (0, 1, 1, 0, 0):
         batcher.push(make(attempts=attempts))
     assert [len(batch) for batch in batches(batcher)] == [1, 1, 1, 2]
 
 
 def test_parts_that_ended_take_no_place() -> None:
-    make, batcher = PartMaker(), Batcher(2)
+    make, batcher = ComputationMaker(), Batcher(2)
     parts = [make() for _ in range(4)]
     for part in parts:
         batcher.push(part)
-    parts[0].move(PartState.CANCELLED)
-    parts[2].move(PartState.CANCELLED)
+    parts[0].ended = True
+    parts[2].ended = True
     assert batches(batcher) == [[parts[1], parts[3]]]
 
 
 def test_an_empty_batcher_has_no_batch() -> None:
-    make, batcher = PartMaker(), Batcher(2)
+    make, batcher = ComputationMaker(), Batcher(2)
     assert batcher.next_batch() == []
     part = make()
     batcher.push(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from encoder_svc.errors import Reason
+from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.parts import PartState
 from encoder_svc.runtime.slots import SlotState
 from epd.encoder.v1.embedding_pb2 import Checksum
@@ -13,9 +14,9 @@ from epd.internal.v1.engine_pb2 import BatchDone, ItemResult
 from tests.runtime.recording_hands import Brain, Caller, encode_command, item_result
 
 
-def keys(brain: Brain) -> list[int]:
+def computations(brain: Brain) -> list[Computation]:
     """Of the last request's parts."""
-    return [part.key for part in brain.request.parts]
+    return [part.computation for part in brain.request.parts if part.computation is not None]
 
 
 def release(brain: Brain, caller: Caller, part: int = 0) -> None:
@@ -53,10 +54,10 @@ def test_the_engine_is_told_where_everything_is() -> None:
     brain.submit(encode_command())
     brain.prepare_all(nbytes=128, input_bytes=70, patches=9)
     (item,) = brain.hands.batches[0][0].items
-    part = brain.request.parts[0]
-    assert part.slot is not None
-    assert (item.part, item.payload_offset, item.nbytes) == (part.key, part.slot.payload_offset, 128)
-    assert (item.input_offset, item.input.nbytes, item.input.patches) == (part.input_offset, 70, 9)
+    (made,) = computations(brain)
+    assert made.slot is not None
+    assert (item.part, item.payload_offset, item.nbytes) == (made.key, made.slot.payload_offset, 128)
+    assert (item.input_offset, item.input.nbytes, item.input.patches) == (made.input_offset, 70, 9)
     assert list(item.grid_dim) == [1, 2, 2]
     assert item.tensors[0].name == "embedding"
 
@@ -123,16 +124,16 @@ def test_parts_whose_forward_had_not_started_wait_again_and_are_not_suspected() 
     brain.prepare_all(patches=4)
     brain.start_batch()
     brain.lose_engine()
-    parts = brain.request.parts
-    assert [part.state for part in parts] == [PartState.PREPARED] * 6
-    assert [part.attempts for part in parts] == [1, 0, 0, 0, 0, 0]
-    assert all(part.slot is None and part.input_offset is not None for part in parts)
+    made = computations(brain)
+    assert [part.state for part in brain.request.parts] == [PartState.PREPARED] * 6
+    assert [computation.attempts for computation in made] == [1, 0, 0, 0, 0, 0]
+    assert all(computation.slot is None and computation.input_offset is not None for computation in made)
     assert brain.engines[0].slots.live == ()
     brain.revive_engine()
     seen = []
     while brain.hands.batches[0]:
         seen.append([item.part for item in brain.finish_batch().items])
-    first, *others = keys(brain)
+    first, *others = brain.keys
     assert [first] in seen, "it is tried once more, alone"
     assert sorted(part for batch in seen for part in batch) == [first, *others]
     assert max(map(len, seen)) == 2
@@ -151,8 +152,8 @@ def test_f29_a_part_whose_engine_dies_twice_under_it_fails_and_no_other() -> Non
         brain.measure(patches=4)
         brain.finish()
     brain.finish_batch()
-    poison = keys(brain)[1]
-    assert brain.hands.batch_parts() == [keys(brain)[1:]]
+    poison = brain.keys[1]
+    assert brain.hands.batch_parts() == [brain.keys[1:]]
     deaths = 0
     while brain.hands.batches[0]:
         brain.start_batch()
@@ -211,7 +212,7 @@ def test_a_part_that_was_cancelled_before_its_batch_gives_back_all_at_once() -> 
     brain.prepare_all(patches=4)
     brain.submit(encode_command("r1", prompt_id="p1"))
     brain.prepare_all(patches=4)
-    assert brain.request.parts[0].slot is not None
+    assert computations(brain)[0].slot is not None
     brain.scheduler.abandon(brain.request, brain.now)
     assert len(brain.engines[0].slots.live) == 1
     assert brain.engines[0].patches == 4
@@ -240,7 +241,7 @@ def test_f05_f37_a_failed_part_of_a_batch_fails_alone(reason: Reason) -> None:
     caller = brain.submit(encode_command("r1", prompt_id="p1", parts=range(3)))
     brain.prepare_all()
     brain.finish_batch()
-    bad = keys(brain)[1]
+    bad = brain.keys[1]
     brain.finish_batch(reasons={bad: reason})
     assert caller.error(1).reason is reason
     assert caller.completed is not None
@@ -267,7 +268,7 @@ def test_f12_results_belong_to_the_part_that_they_name() -> None:
     brain.prepare_all()
     brain.finish_batch()
     batch = brain.hands.batches[0].pop()
-    first, second, third = keys(brain)
+    first, second, third = brain.keys
     results = [item_result(third), item_result(first)]
     brain.scheduler.batch_done(0, BatchDone(batch=batch.id, items=results), brain.now)
     assert (caller.chunk(0).checksum.value, caller.chunk(2).checksum.value) == (first, third)

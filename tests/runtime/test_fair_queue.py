@@ -5,12 +5,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.fair_queue import FairQueue
-from encoder_svc.runtime.parts import Part, PartState
-from tests.runtime.recording_hands import PartMaker
+from tests.runtime.recording_hands import ComputationMaker
 
 
-def drained(queue: FairQueue) -> list[Part]:
+def drained(queue: FairQueue) -> list[Computation]:
     """Everything, in the order in which it leaves."""
     parts = []
     while (part := queue.pop()) is not None:
@@ -19,7 +19,7 @@ def drained(queue: FairQueue) -> list[Part]:
 
 
 def test_one_image_does_not_wait_behind_64_of_another_prompt() -> None:
-    make, queue = PartMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue()
     for _ in range(64):
         queue.push(make("many"), 10)
     single = make("one")
@@ -28,7 +28,7 @@ def test_one_image_does_not_wait_behind_64_of_another_prompt() -> None:
 
 
 def test_a_late_prompt_is_neither_favoured_for_its_absence_nor_punished() -> None:
-    make, queue = PartMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue()
     for _ in range(64):
         queue.push(make("many"), 10)
     for _ in range(32):
@@ -43,7 +43,7 @@ def test_a_late_prompt_is_neither_favoured_for_its_absence_nor_punished() -> Non
 @given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=20), min_size=2, max_size=4))
 def test_prompts_that_wait_get_equal_shares_of_cost(costs: list[list[int]]) -> None:
     """The bound of start-time fair queueing: two prompts with work differ by at most their two largest costs."""
-    make, queue = PartMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue()
     cost_of: dict[int, int] = {}
     left = {str(index): len(of_prompt) for index, of_prompt in enumerate(costs)}
     for index, of_prompt in enumerate(costs):
@@ -55,7 +55,7 @@ def test_prompts_that_wait_get_equal_shares_of_cost(costs: list[list[int]]) -> N
     while all(left.values()):
         popped = queue.pop()
         assert popped is not None
-        prompt = popped.request.prompt.id
+        prompt = popped.prompt.id
         served[prompt] += cost_of[popped.key]
         left[prompt] -= 1
         for first in served:
@@ -66,20 +66,20 @@ def test_prompts_that_wait_get_equal_shares_of_cost(costs: list[list[int]]) -> N
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 9)), max_size=30))
 def test_larger_priorities_leave_first_and_equal_ones_of_a_prompt_in_order(entries: list[tuple[int, int]]) -> None:
-    make, queue = PartMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue()
     parts = [make("p", priority=priority) for priority, _ in entries]
     for part, (_, cost) in zip(parts, entries, strict=True):
         queue.push(part, cost)
-    assert drained(queue) == sorted(parts, key=lambda part: (-part.request.priority, part.key))
+    assert drained(queue) == sorted(parts, key=lambda part: (-part.priority, part.key))
 
 
 def test_a_prompt_of_many_parts_is_not_starved_by_prompts_that_keep_coming() -> None:
     """Each newcomer has one part, so none of them is ever ahead; still the old prompt gets its share, one in nine."""
-    make, queue = PartMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue()
     old = [make("old") for _ in range(5)]
     for part in old:
         queue.push(part, 10)
-    left: list[Part] = []
+    left: list[Computation] = []
     for index in range(80):
         while len(queue._heap) < 8 + len(old) - sum(part in old for part in left):
             queue.push(make(f"new-{index}-{len(queue._heap)}"), 10)
@@ -92,36 +92,36 @@ def test_a_prompt_of_many_parts_is_not_starved_by_prompts_that_keep_coming() -> 
 
 
 def test_parts_that_have_ended_are_skipped() -> None:
-    make, queue = PartMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue()
     first, second, third = make(), make(), make()
     for part in (first, second, third):
         queue.push(part, 1)
-    first.move(PartState.CANCELLED)
+    first.ended = True
     assert queue.peek() is second
-    third.move(PartState.FAILED)
+    third.ended = True
     assert queue.pop() is second
     assert queue.pop() is None
     assert queue.peek() is None
 
 
 def test_drain_takes_what_has_not_ended() -> None:
-    make, queue = PartMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue()
     parts = [make() for _ in range(4)]
     for part in parts:
         queue.push(part, 1)
-    parts[1].move(PartState.CANCELLED)
+    parts[1].ended = True
     assert set(queue.drain()) == {parts[0], parts[2], parts[3]}
     assert queue.pop() is None
 
 
 def test_cancels_do_not_let_the_heap_grow() -> None:
-    make, queue = PartMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue()
     kept = make("kept")
     queue.push(kept, 1)
     for _ in range(5000):
         part = make("gone")
         queue.push(part, 1)
-        part.move(PartState.CANCELLED)
+        part.ended = True
     assert len(queue._heap) <= 256
     assert drained(queue) == [kept]
 
@@ -129,7 +129,7 @@ def test_cancels_do_not_let_the_heap_grow() -> None:
 def test_prompts_that_ended_are_forgotten() -> None:
     queue = FairQueue()
     for _ in range(100):
-        make = PartMaker()
+        make = ComputationMaker()
         queue.push(make(), 1)
         queue.pop()
     del make

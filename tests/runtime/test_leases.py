@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from encoder_svc.runtime.leases import Lease, LeaseState, LeaseTable
 from encoder_svc.runtime.slots import Slot, SlotState, SlotTable
 from encoder_svc.runtime.timers import Timers
+from tests.runtime.recording_hands import layout
 
 
 class Store:
@@ -13,20 +14,26 @@ class Store:
 
     def __init__(self, memory: int = 100) -> None:
         self.timers = Timers()
-        self.slots = SlotTable(memoryview(bytearray(1024)))
+        self.slots = SlotTable(0, memoryview(bytearray(1024)))
         self.freed: list[Slot] = []
-        self.leases = LeaseTable(self.timers, self._free, memory)
+        self.leases = LeaseTable(self.timers, self._ended, memory)
 
-    def _free(self, lease: Lease) -> None:
-        self.freed.append(lease.slot)
-        self.slots.free(lease.slot)
+    def _ended(self, lease: Lease) -> None:
+        self.slots.unlease(lease.slot)
+        if lease.slot.state is SlotState.FREE:
+            self.freed.append(lease.slot)
 
     def filled(self, nbytes: int = 100) -> Slot:
         """A slot that may be read."""
         slot = self.slots.reserve(nbytes)
         assert slot is not None
-        self.slots.fill(slot, 1)
+        self.slots.fill(slot, layout(), 1, None)
         return slot
+
+    def grant(self, slot: Slot, receiver: str, ttl: float, now: float) -> Lease:
+        """What the runtime does for a READY part."""
+        self.slots.lease(slot)
+        return self.leases.grant(slot, receiver, ttl, now)
 
     def release(self, lease_id: bytes, now: float) -> Lease | LeaseState | None:
         """What the runtime does for a ``Release``."""
@@ -39,7 +46,7 @@ class Store:
 def test_a_slot_is_freed_by_the_end_of_its_last_lease() -> None:
     store = Store()
     slot = store.filled()
-    first, second, third = (store.leases.grant(slot, 0, name, ttl=10.0, now=0.0) for name in "abc")
+    first, second, third = (store.grant(slot, name, ttl=10.0, now=0.0) for name in "abc")
     assert slot.leases == len(store.leases) == 3
     store.release(second.id, 1.0)
     store.release(first.id, 1.0)
@@ -53,7 +60,7 @@ def test_a_slot_is_freed_by_the_end_of_its_last_lease() -> None:
 def test_f11_a_repeated_release_gets_the_same_answer_and_frees_nothing() -> None:
     store = Store()
     slot = store.filled()
-    first, second = (store.leases.grant(slot, 0, name, ttl=10.0, now=0.0) for name in "ab")
+    first, second = (store.grant(slot, name, ttl=10.0, now=0.0) for name in "ab")
     assert store.release(first.id, 1.0) is first
     for _ in range(3):
         assert store.release(first.id, 1.0) is LeaseState.RELEASED
@@ -63,10 +70,10 @@ def test_f11_a_repeated_release_gets_the_same_answer_and_frees_nothing() -> None
 
 def test_f12_f25_a_late_release_never_frees_a_newer_use_of_the_memory() -> None:
     store = Store()
-    old = store.leases.grant(store.filled(900), 0, "", ttl=10.0, now=0.0)
+    old = store.grant(store.filled(900), "", ttl=10.0, now=0.0)
     store.timers.run_due(10.0)
     newer = store.filled(900)
-    lease = store.leases.grant(newer, 0, "", ttl=10.0, now=11.0)
+    lease = store.grant(newer, "", ttl=10.0, now=11.0)
     assert newer.offset == old.slot.offset
     assert newer.generation != old.slot.generation
     assert store.release(old.id, 12.0) is LeaseState.EXPIRED
@@ -75,7 +82,7 @@ def test_f12_f25_a_late_release_never_frees_a_newer_use_of_the_memory() -> None:
 
 def test_a_lease_is_dead_at_the_very_time_of_its_end() -> None:
     store = Store()
-    lease = store.leases.grant(store.filled(), 0, "", ttl=10.0, now=5.0)
+    lease = store.grant(store.filled(), "", ttl=10.0, now=5.0)
     assert lease.expires_at == 15.0
     assert store.leases.find(lease.id, 14.999) is lease
     assert store.leases.find(lease.id, 15.0) is LeaseState.EXPIRED
@@ -86,7 +93,7 @@ def test_a_lease_is_dead_at_the_very_time_of_its_end() -> None:
 def test_expiry_and_release_at_the_same_time_have_one_winner() -> None:
     for timer_first in (False, True):
         store = Store()
-        lease = store.leases.grant(store.filled(), 0, "", ttl=10.0, now=0.0)
+        lease = store.grant(store.filled(), "", ttl=10.0, now=0.0)
         if timer_first:
             store.timers.run_due(10.0)
         assert store.release(lease.id, 10.0) is LeaseState.EXPIRED
@@ -97,7 +104,7 @@ def test_expiry_and_release_at_the_same_time_have_one_winner() -> None:
 
 def test_renew_extends_and_never_shortens() -> None:
     store = Store()
-    lease = store.leases.grant(store.filled(), 0, "", ttl=10.0, now=0.0)
+    lease = store.grant(store.filled(), "", ttl=10.0, now=0.0)
     store.leases.renew(lease, 3.0, now=1.0)
     assert lease.expires_at == 10.0
     store.leases.renew(lease, 30.0, now=5.0)
@@ -110,8 +117,8 @@ def test_renew_extends_and_never_shortens() -> None:
 def test_a_slot_is_taken_from_all_its_readers_and_from_no_others() -> None:
     store = Store()
     damaged, whole = store.filled(), store.filled()
-    victims = [store.leases.grant(damaged, 0, name, ttl=10.0, now=0.0) for name in "ab"]
-    other = store.leases.grant(whole, 0, "a", ttl=10.0, now=0.0)
+    victims = [store.grant(damaged, name, ttl=10.0, now=0.0) for name in "ab"]
+    other = store.grant(whole, "a", ttl=10.0, now=0.0)
     assert store.leases.revoke_slot(damaged) == victims
     assert store.freed == [damaged]
     assert {lease.state for lease in victims} == {LeaseState.REVOKED}
@@ -120,20 +127,24 @@ def test_a_slot_is_taken_from_all_its_readers_and_from_no_others() -> None:
 
 
 def test_an_engine_that_dies_takes_only_its_own_leases() -> None:
-    store = Store()
-    first = store.leases.grant(store.filled(), 0, "", ttl=10.0, now=0.0)
-    second = store.leases.grant(store.filled(), 1, "", ttl=10.0, now=0.0)
-    assert store.leases.revoke_engine(0) == [first]
-    assert store.freed == [first.slot]
+    timers, ended = Timers(), []
+    tables = [SlotTable(index, memoryview(bytearray(1024))) for index in range(2)]
+    leases = LeaseTable(timers, ended.append)
+    slots = [table.reserve(100) for table in tables]
+    for table, slot in zip(tables, slots, strict=True):
+        assert slot is not None
+        table.fill(slot, layout(), 1, None)
+    first, second = (leases.grant(slot, "", ttl=10.0, now=0.0) for slot in slots if slot is not None)
+    assert leases.revoke_engine(0) == ended == [first]
     assert second.state is LeaseState.GRANTED
-    assert store.leases.revoke_engine(0) == []
+    assert leases.revoke_engine(0) == []
 
 
 def test_ended_leases_are_remembered_in_bounded_number() -> None:
     store = Store(memory=5)
     ids = []
     for _ in range(8):
-        lease = store.leases.grant(store.filled(), 0, "", ttl=10.0, now=0.0)
+        lease = store.grant(store.filled(), "", ttl=10.0, now=0.0)
         ids.append(lease.id)
         store.release(lease.id, 1.0)
     assert [store.leases.find(lease_id, 2.0) for lease_id in ids] == [None] * 3 + [LeaseState.RELEASED] * 5
@@ -142,7 +153,7 @@ def test_ended_leases_are_remembered_in_bounded_number() -> None:
 
 def test_lease_ids_are_secrets_of_128_bits_and_are_not_shown() -> None:
     store = Store()
-    leases = [store.leases.grant(store.filled(10), 0, "", ttl=10.0, now=0.0) for _ in range(3)]
+    leases = [store.grant(store.filled(10), "", ttl=10.0, now=0.0) for _ in range(3)]
     assert len({lease.id for lease in leases}) == 3
     for lease in leases:
         assert len(lease.id) == 16
@@ -169,11 +180,11 @@ def test_a_slot_lives_exactly_as_long_as_a_lease_on_it(  # noqa: C901 # one arm 
             case "grant":
                 slot = store.slots.reserve(number * 10)
                 if slot is not None:
-                    store.slots.fill(slot, 1)
-                    leases.append(store.leases.grant(slot, 0, "", ttl=float(number + 1), now=now))
+                    store.slots.fill(slot, layout(), 1, None)
+                    leases.append(store.grant(slot, "", ttl=float(number + 1), now=now))
             case "share" if alive:
                 slot = alive[number % len(alive)].slot
-                leases.append(store.leases.grant(slot, 0, "", ttl=float(number + 1), now=now))
+                leases.append(store.grant(slot, "", ttl=float(number + 1), now=now))
             case "release" | "late" if leases:
                 some = alive if what == "release" and alive else leases
                 lease = some[number % len(some)]

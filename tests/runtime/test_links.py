@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,15 +17,22 @@ from tests.waiting import eventually
 
 
 def names(folder: Path) -> list[Path]:
-    """What is in a folder."""
+    """What links have left in a folder: the folders that they make there, and their names in them."""
     return list(folder.iterdir())
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where links make their private folders."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
 class Ends:
     """A link, and its far end in this process."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, receive: Callable[[bytes], None]) -> None:
-        self.link = Link(context, folder, receive)
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], receive: Callable[[bytes], None]) -> None:
+        self.link = Link(context, receive)
         self.far: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self.far.linger = 0
         self.far.set_hwm(0)
@@ -57,9 +65,9 @@ def received() -> Received:
 
 
 @pytest.fixture
-async def ends(tmp_path: Path, received: Received) -> AsyncIterator[Ends]:
+async def ends(folder: Path, received: Received) -> AsyncIterator[Ends]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    pair = Ends(context, tmp_path, received)
+    pair = Ends(context, received)
     try:
         yield pair
     finally:
@@ -122,9 +130,9 @@ async def test_files_are_frames_behind_the_envelope(ends: Ends, received: Receiv
     assert tuple(frames) == files
 
 
-async def test_sending_without_a_peer_or_after_the_end_goes_nowhere(tmp_path: Path, received: Received) -> None:
+async def test_sending_without_a_peer_or_after_the_end_goes_nowhere(received: Received) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    link = Link(context, tmp_path, received)
+    link = Link(context, received)
     link.send(MediaCommand(prepare=Prepare(part=1)), [bytes(100_000)])
     link.close()
     link.send(MediaCommand(prepare=Prepare(part=1)))
@@ -132,23 +140,24 @@ async def test_sending_without_a_peer_or_after_the_end_goes_nowhere(tmp_path: Pa
 
 
 async def test_nobody_finds_a_link_that_is_hidden_and_nothing_is_left(
-    ends: Ends, received: Received, tmp_path: Path
+    ends: Ends, received: Received, folder: Path
 ) -> None:
-    (name,) = names(tmp_path)
-    assert ends.link.address == f"ipc://{name}"
+    (name,) = names(folder)
+    assert ends.link.address == f"ipc://{name}/link"
+    assert name.stat().st_mode & 0o777 == 0o700, "no other user can even look"
     ends.report(0)
     await eventually(lambda: received.parts == [0])
     ends.link.hide()
-    assert names(tmp_path) == []
+    assert names(folder) == []
     ends.report(1)
     await eventually(lambda: received.parts == [0, 1])
     ends.link.hide()
     ends.link.close()
-    assert names(tmp_path) == []
+    assert names(folder) == []
 
 
-async def test_a_link_that_nobody_used_leaves_no_name(tmp_path: Path, received: Received) -> None:
+async def test_a_link_that_nobody_used_leaves_no_name(folder: Path, received: Received) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    Link(context, tmp_path, received).close()
+    Link(context, received).close()
     context.term()
-    assert names(tmp_path) == []
+    assert names(folder) == []

@@ -12,19 +12,14 @@ def states(brain: Brain) -> list[PartState]:
     return [part.state for part in brain.request.parts]
 
 
-def keys(brain: Brain) -> list[int]:
-    """Of the last request's parts."""
-    return [part.key for part in brain.request.parts]
-
-
 def test_a_worker_holds_two_items_and_gets_the_next_when_it_answers() -> None:
     brain = Brain()
     brain.submit(encode_command(parts=range(4)))
-    assert brain.hands.parts_at(0) == keys(brain)[:2]
+    assert brain.hands.parts_at(0) == brain.keys[:2]
     assert states(brain) == [PartState.PREPARING] * 2 + [PartState.QUEUED] * 2
     brain.measure()
     brain.finish()
-    assert brain.hands.parts_at(0) == keys(brain)[1:3]
+    assert brain.hands.parts_at(0) == brain.keys[1:3]
 
 
 def test_the_worker_gets_the_item_and_its_files() -> None:
@@ -42,7 +37,7 @@ def test_the_worker_gets_the_item_and_its_files() -> None:
 def test_the_death_of_a_worker_is_blamed_on_its_first_item_only() -> None:
     brain = Brain(workers=1)
     caller = brain.submit(encode_command(parts=range(3)))
-    first, second, third = keys(brain)
+    first, second, third = brain.keys
     brain.measure()
     brain.lose_worker()
     assert caller.error(0).reason is Reason.MEDIA_WORKER_LOST
@@ -83,7 +78,7 @@ def test_a_worker_that_dies_without_items_or_before_it_was_ready_harms_nobody() 
 def test_cancelled_items_are_dropped_and_their_space_comes_back_with_the_workers_answer() -> None:
     brain = Brain()
     caller = brain.submit(encode_command(parts=(0, 1)))
-    first, second = keys(brain)
+    first, second = brain.keys
     brain.measure()
     assert brain.scheduler.preparation.input_bytes_taken == 64
     brain.scheduler.abandon(brain.request, brain.now)
@@ -238,7 +233,7 @@ def test_a_failed_item_fails_alone_with_the_workers_reason() -> None:
     caller = brain.submit(encode_command(parts=(0, 1)))
     task = brain.hands.tasks[0].pop(0)
     fault = ServiceError(Reason.MEDIA_TRUNCATED, "own words")
-    brain.scheduler.prepare_failed(0, task.part, fault, brain.now)
+    brain.scheduler.item_failed(0, task.part, fault, brain.now)
     brain.run_all()
     assert caller.error(0) is fault
     assert caller.chunk(1).nbytes == 128
@@ -247,10 +242,10 @@ def test_a_failed_item_fails_alone_with_the_workers_reason() -> None:
 def test_reports_for_items_that_the_worker_does_not_have_are_ignored() -> None:
     brain = Brain(workers=2)
     caller = brain.submit(encode_command())
-    key = keys(brain)[0]
+    key = brain.keys[0]
     fault = ServiceError(Reason.MEDIA_CORRUPT, "own words")
     for worker, part in ((1, key), (0, 999)):
-        brain.scheduler.prepare_failed(worker, part, fault, brain.now)
-        brain.scheduler.prepared(worker, part, 0.1, brain.now)
+        brain.scheduler.item_failed(worker, part, fault, brain.now)
+        brain.scheduler.item_prepared(worker, part, 0.1, brain.now)
     assert states(brain) == [PartState.PREPARING]
     assert caller.ends == {}

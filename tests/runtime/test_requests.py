@@ -7,7 +7,7 @@ from encoder_svc.runtime.events import Accepted, ChunkEvent, Completed, PartCanc
 from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.requests import Request, RequestTable
 from epd.encoder.v1.embedding_pb2 import ChunkState, EmbeddingChunk, EncoderRef
-from tests.runtime.recording_hands import Caller, encode_command
+from tests.runtime.recording_hands import Caller, ComputationMaker, encode_command
 
 FAULT = ServiceError(Reason.MEDIA_CORRUPT, "own words")
 
@@ -23,13 +23,12 @@ class Table:
         """Admits a request with a strict caller."""
         command = encode_command(*args, parts=parts, num_parts=num_parts, **kwargs)  # type: ignore[arg-type] # strings
         self.caller = Caller(command)
-        return self.table.admit(command, self.caller, EncoderRef(instance_id="me"), 10.0)
+        return self.table.admit(command, self.caller, EncoderRef(instance_id="me"), [4] * len(parts), 10.0)
 
 
 def ready(table: RequestTable, part: Part) -> None:
     """Ends a part well."""
-    for state in (PartState.PREPARING, PartState.PREPARED, PartState.ENCODING):
-        part.move(state)
+    part.computation = ComputationMaker()(stage=PartState.ENCODING)
     layout = EmbeddingChunk(part_idx=part.item.part_idx, state=ChunkState.CHUNK_STATE_LAYOUT)
     part.request.tell(ChunkEvent(layout))
     table.end_ready(part, EmbeddingChunk(part_idx=part.item.part_idx, state=ChunkState.CHUNK_STATE_READY), 12.5)
@@ -54,8 +53,8 @@ def test_accepted_is_first_and_completed_is_last_and_counts() -> None:
     assert table.table.live_parts() == {}
     assert table.ended == [
         (2, PartState.ENCODING, PartState.READY),
-        (0, PartState.QUEUED, PartState.FAILED),
-        (1, PartState.QUEUED, PartState.CANCELLED),
+        (0, PartState.FETCHING, PartState.FAILED),
+        (1, PartState.FETCHING, PartState.CANCELLED),
         (3, PartState.ENCODING, PartState.READY),
     ]
 

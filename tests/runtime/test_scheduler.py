@@ -12,6 +12,7 @@ from encoder_svc.runtime.commands import CancelCommand, EncodeCommand, ItemComma
 from encoder_svc.runtime.events import Accepted, ChunkEvent, Completed, PartCancelled
 from encoder_svc.runtime.leases import LeaseState
 from encoder_svc.runtime.parts import PartState
+from encoder_svc.runtime.slots import footprint
 from epd.encoder.v1.embedding_pb2 import ChecksumAlgorithm, ChunkState
 from epd.encoder.v1.encoder_service_pb2 import ReadOutcome
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
@@ -362,7 +363,7 @@ def test_a_modality_without_a_tower_is_refused() -> None:
 
 
 def test_a_prompt_may_take_its_share_of_the_arena_and_no_more() -> None:
-    brain = Brain(prompt_bytes=300)
+    brain = Brain(prompt_bytes=2 * footprint(128))
     caller = brain.submit(encode_command(parts=range(3)))
     brain.prepare_all(nbytes=128)
     assert caller.error(2).reason is Reason.PROMPT_TOO_LARGE
@@ -372,7 +373,7 @@ def test_a_prompt_may_take_its_share_of_the_arena_and_no_more() -> None:
 
 
 def test_parts_that_failed_or_were_cancelled_are_not_held_against_their_prompt() -> None:
-    brain = Brain(prompt_bytes=300)
+    brain = Brain(prompt_bytes=2 * footprint(128))
     brain.submit(encode_command("keeps the prompt alive", parts=(9,)))
     brain.hands.tasks[0].pop()
     for index in range(5):
@@ -406,9 +407,9 @@ def test_larger_priorities_go_first() -> None:
     brain = Brain()
     brain.submit(encode_command("r0", prompt_id="p0", parts=(0, 1)))
     brain.submit(encode_command("low", prompt_id="low", priority=-1))
-    low = brain.request.parts[0].key
+    (low,) = brain.keys
     brain.submit(encode_command("high", prompt_id="high", priority=1))
-    high = brain.request.parts[0].key
+    (high,) = brain.keys
     brain.measure()
     brain.finish()
     brain.measure()

@@ -6,8 +6,9 @@ Whatever happened, everything comes to an end: each part once, each request with
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -15,19 +16,25 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime import slot_header
-from encoder_svc.runtime.commands import CancelCommand
-from encoder_svc.runtime.events import PartFailed
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, ItemCommand
+from encoder_svc.runtime.computations import Computation
+from encoder_svc.runtime.content_names import name_content
+from encoder_svc.runtime.events import ChunkEvent, PartFailed
 from encoder_svc.runtime.leases import Lease, LeaseState
-from encoder_svc.runtime.parts import PartState
+from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.requests import Request
-from encoder_svc.runtime.slots import SlotState
-from epd.encoder.v1.encoder_service_pb2 import ReadOutcome
+from encoder_svc.runtime.slots import ContentName, SlotState
+from encoder_svc.runtime.uploads import Upload
+from epd.encoder.v1.encoder_service_pb2 import CachePolicy, ReadOutcome
+from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from epd.internal.v1.engine_pb2 import BatchDone
 from tests.runtime.recording_hands import (
     ENGINE_READY,
+    NAMESPACE,
     Brain,
     Caller,
     Task,
+    digest_of,
     encode_command,
     item_result,
     layout,
@@ -36,6 +43,10 @@ from tests.runtime.recording_hands import (
 
 WORKERS = ENGINES = 2
 ARENA, INPUT = 4096, 2048
+SMALL, MIDDLE, LARGE = (64, 64, 1), (200, 300, 4), (900, 900, 9)
+SIZES = [SMALL, SMALL, MIDDLE, MIDDLE, LARGE, (1900, 1500, 40), (2100, 64, 1), (64, INPUT + 1, 1)]
+"""Bytes of the embedding, bytes of the input, patches; of each content."""
+CONTENTS = len(SIZES)
 REASONS = [Reason.FORWARD_FAILED, Reason.OUTPUT_NOT_FINITE, Reason.OUT_OF_MEMORY]
 REFUSALS = {
     Reason.REQUEST_ID_LIVE,
@@ -45,13 +56,46 @@ REFUSALS = {
     Reason.DEADLINE_EXCEEDED,
 }
 OUTCOMES = [ReadOutcome.READ_OUTCOME_OK, ReadOutcome.READ_OUTCOME_CORRUPT, ReadOutcome.READ_OUTCOME_ABANDONED]
+SOURCES = ["hashed"] * 8 + ["bytes", "bytes", "uri", "content_key", "upload"]
+POLICIES = [
+    CachePolicy.CACHE_POLICY_USE,
+    CachePolicy.CACHE_POLICY_USE,
+    CachePolicy.CACHE_POLICY_REFRESH,
+    CachePolicy.CACHE_POLICY_BYPASS,
+]
+SIZE_OF = {digest_of(content): size for content, size in enumerate(SIZES)}
+WISHES = st.fixed_dictionaries(
+    {
+        "request_id": st.integers(0, 9),
+        "prompt_id": st.integers(0, 3),
+        "parts": st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
+        "file_bytes": st.sampled_from([0, 1, 100, 700]),
+        "priority": st.integers(-1, 1),
+        "deadline": st.sampled_from([None, None, None, 0.0, 5.0, 30.0]),
+        "receivers": st.sampled_from([("",), ("a", "b"), ("a", "b", "c"), ()]),
+        "skip_layout": st.booleans(),
+        "lease_ttl": st.sampled_from([None, 1.0, 1000.0]),
+        "policy": st.sampled_from(POLICIES),
+        "salt": st.sampled_from([b"", b"", b"salt"]),
+        "identity": st.sampled_from(["", "", "them"]),
+    }
+)
+CANARY = "encoder-svc canary"
 
+Content = tuple[str, bytes, bytes]
+"""What decides an embedding here: identity, salt, media digest."""
 Thing = TypeVar("Thing")
 
 
 def one_of(data: st.DataObject, things: list[Thing]) -> Thing:
     """One of some things, as the data say."""
     return things[data.draw(st.integers(0, len(things) - 1))]
+
+
+def name_of(content: Content) -> ContentName:
+    """What a content is kept under."""
+    identity, salt, digest = content
+    return name_content(identity, NAMESPACE, salt, MediaItem(modality=Modality.MODALITY_IMAGE), digest)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -68,80 +112,174 @@ class SchedulerMachine(RuleBasedStateMachine):
             input_bytes=INPUT,
             max_queued_parts=24,
             max_queued_bytes=2000,
+            max_queued_patches=20_000,
         )
         self.scheduler, self.hands = self.brain.scheduler, self.brain.hands
         self.calls: list[tuple[Request, Caller]] = []
+        self.contents: dict[tuple[Request, int], Content] = {}
+        """What each part shows, by request and part index."""
+        self.unchecked: list[tuple[Request, Caller]] = []
+        self.made: dict[int, Computation] = {}
+        """Every computation that a child was told to work on."""
+        self.shows: dict[int, Content] = {}
+        """What these show."""
+        self.forwards: set[int] = set()
+        """Those of them that came back well."""
         self.workers: set[int] = set()
         self.engines: set[int] = set()
-        self.sizes: dict[int, tuple[int, int, int]] = {}
         self.released: list[bytes] = []
+        self.uploads: list[tuple[str, Upload, bytes]] = []
+        self.numbers = iter(range(1_000_000))
         for index in range(ENGINES):
             self.start_engine(index)
         for index in range(WORKERS):
             self.start_worker(index)
-
         self.hands.watch = self.is_wanted
+        self.scheduler.canary.start(self.brain.now)
 
-    def is_wanted(self, part: int) -> None:
+    def is_wanted(self, key: int) -> None:
         """Whatever a child is told to do is for a part that somebody still waits for."""
-        live = self.scheduler.requests.part(part)
-        assert live is not None
-        deadline = live.request.command.deadline
-        assert deadline is None or deadline > self.brain.now
+        computation = self.scheduler.store._live[key]
+        assert not computation.ended
+        deadlines = [part.request.command.deadline for part in computation.parts]
+        assert any(deadline is None or deadline > self.brain.now for deadline in deadlines)
+        if key not in self.made:
+            self.made[key] = computation
+            part = computation.parts[0]
+            self.shows[key] = self.contents.get((part.request, part.item.part_idx), (CANARY, b"", b""))
 
     # Callers.
 
-    @rule(
-        name=st.integers(0, 9),
-        prompt=st.integers(0, 3),
-        parts=st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True),
-        file_bytes=st.sampled_from([0, 1, 100, 700]),
-        priority=st.integers(-1, 1),
-        deadline=st.sampled_from([None, None, 0.0, 5.0, 30.0]),
-        receivers=st.sampled_from([("",), ("a", "b"), ("a", "b", "c"), ()]),
-        skip_layout=st.booleans(),
-        ttl=st.sampled_from([None, 1.0, 1000.0]),
-    )
-    def submit(
-        self,
-        name: int,
-        prompt: int,
-        parts: list[int],
-        file_bytes: int,
-        priority: int,
-        deadline: float | None,
-        receivers: tuple[str, ...],
-        skip_layout: bool,
-        ttl: float | None,
-    ) -> None:
-        command = encode_command(
-            f"r{name}",
-            prompt_id=f"p{prompt}",
-            parts=parts,
-            num_parts=6,
-            file_bytes=file_bytes,
-            priority=priority,
-            deadline=None if deadline is None else self.brain.now + deadline,
-            receivers=receivers,
-            skip_layout=skip_layout,
-            lease_ttl=ttl,
-        )
+    @rule(data=st.data(), wishes=st.lists(WISHES, min_size=1, max_size=5))
+    def submit(self, data: st.DataObject, wishes: list[dict[str, Any]]) -> None:
+        for wish in wishes:
+            self.submit_one(data, wish)
+
+    def submit_one(self, data: st.DataObject, wish: dict[str, Any]) -> None:
+        """One ``Encode`` call, which is refused or comes in."""
+        parts, identity, salt, deadline = wish["parts"], wish["identity"], wish["salt"], wish["deadline"]
+        numbers = {
+            "deadline": None if deadline is None else self.brain.now + deadline,
+            "request_id": f"r{wish['request_id']}",
+            "prompt_id": f"p{wish['prompt_id']}",
+        }
+        command = encode_command(num_parts=6, content=0, **{**wish, **numbers})
+        shown = {part: (identity, salt, digest_of(data.draw(st.integers(0, CONTENTS - 1)))) for part in parts}
+        items = tuple(self.source(data, item, shown) for item in command.items)
+        command = replace(command, items=items)
         admission = self.scheduler.admission
-        before = (len(self.scheduler.requests), admission.parts, admission.media_bytes)
+        before = (len(self.scheduler.requests), admission.parts, admission.media_bytes, admission.patches)
         caller = Caller(command)
+        # Contents are known by request, which is there before the scheduler goes on with it.
+        real_admit = self.scheduler.requests.admit
+
+        def admit(*arguments: object) -> Request:
+            request = real_admit(*arguments)  # type: ignore[arg-type] # as they come
+            if request.command is command:
+                self.contents.update({(request, part): content for part, content in shown.items()})
+            return request
+
+        self.scheduler.requests.admit = admit  # type: ignore[method-assign, assignment] # to see the request
         try:
             request = self.scheduler.submit(command, caller, self.brain.now)
         except ServiceError as error:
             refused = error
         else:
-            assert len(caller.events) == 1, "Accepted comes before submit returns, everything else later"
             self.calls.append((request, caller))
+            self.unchecked.append((request, caller))
             return
+        finally:
+            self.scheduler.requests.admit = real_admit  # type: ignore[method-assign]
         assert refused.reason in REFUSALS
         assert caller.events == []
         assert (refused.reason is Reason.ADMISSION_FULL) == (refused.retry_after is not None)
-        after = (len(self.scheduler.requests), admission.parts, admission.media_bytes)
+        after = (len(self.scheduler.requests), admission.parts, admission.media_bytes, admission.patches)
         assert after == before, "a refused request leaves no trace"
+
+    def source(self, data: st.DataObject, item: ItemCommand, shown: dict[int, Content]) -> ItemCommand:
+        """Where an item's media come from."""
+        media = item.item
+        content = shown[media.part_idx]
+        match one_of(data, SOURCES):
+            case "hashed":
+                return replace(item, digest=content[2])
+            case "bytes":
+                return replace(item, digest=None)
+            case "uri":
+                media.uri = "https://example.com/"
+                return ItemCommand(media, ())
+            case "content_key":
+                media.content_key = name_of(content).content_key
+                return ItemCommand(media, ())
+            case _:
+                identity, upload, digest = one_of(data, [*self.uploads, ("", None, b"")])
+                media.upload_id = upload.id if upload is not None else "no such upload"
+                shown[media.part_idx] = (content[0], content[1], digest)
+                assert identity in {"", "them"}
+                return ItemCommand(media, ())
+
+    @precondition(lambda self: self.hands.sources)
+    @rule(data=st.data())
+    def media_come(self, data: st.DataObject) -> None:
+        self.bring(one_of(data, sorted(self.hands.sources)), how=data.draw(st.integers(0, 9)))
+
+    def bring(self, key: int, *, how: int = 9) -> None:
+        """The media of a part are here, or cannot be had."""
+        item, files = self.hands.sources.pop(key)
+        part = self.scheduler.requests.part(key)
+        assert part is not None, "what nobody waits for is brought no more"
+        content = self.contents.get((part.request, item.part_idx), (CANARY, b"", digest_of(-1)))
+        if how == 0 and content[0] != CANARY:
+            error = ServiceError(Reason.FETCH_FAILED, "own words", retry_after=1.0)
+            self.scheduler.source_failed(key, error, self.brain.now)
+            return
+        if how == 1 and content[0] != CANARY:
+            part.item.content_sha256 = digest_of(-2)
+        self.scheduler.sourced(key, files or (bytes(10),), content[2], 0.1, self.brain.now)
+
+    def bring_all(self) -> None:
+        """All media come, but for parts whose time is over by then."""
+        for key in sorted(self.hands.sources):
+            if key in self.hands.sources:
+                self.bring(key)
+
+    @rule(data=st.data(), identity=st.sampled_from(["", "them"]), nbytes=st.sampled_from([1, 400, 900]))
+    def upload(self, data: st.DataObject, identity: str, nbytes: int) -> None:
+        uploads = self.scheduler.uploads
+        try:
+            upload = uploads.begin(identity, nbytes, self.brain.now)
+        except ServiceError as error:
+            assert error.reason is Reason.ADMISSION_FULL  # noqa: PT017 # else branch below is the other outcome
+            return
+        uploads.add(upload, bytes(nbytes - 1))
+        if data.draw(st.booleans()):
+            uploads.abandon(upload)
+            return
+        uploads.add(upload, bytes([next(self.numbers) % 3]))
+        self.uploads.append((identity, upload, uploads.finish(upload, b"", self.brain.now)))
+
+    @rule(
+        content=st.integers(0, CONTENTS - 1),
+        salt=st.sampled_from([b"", b"salt"]),
+        identity=st.sampled_from(["", "them"]),
+        receivers=st.sampled_from([(), ("a",), ("a", "b")]),
+    )
+    def acquire(self, content: int, salt: bytes, identity: str, receivers: tuple[str, ...]) -> None:
+        asked = (identity, salt, digest_of(content))
+        name = name_of(asked)
+        slot = self.scheduler.store.cached(name)
+        command = AcquireCommand(identity, name.content_key, receivers, "p", 3, 4, None)
+        before = len(self.scheduler.leases)
+        try:
+            chunk = self.scheduler.acquire(command, self.brain.now)
+        except ServiceError as error:
+            assert error.reason is Reason.CONTENT_UNKNOWN  # noqa: PT017 # the other outcome is below
+            assert slot is None
+            return
+        assert slot is not None
+        assert self.shows[chunk.checksum.value] == asked
+        assert [grant.receiver_id for grant in chunk.leases] == list(receivers)
+        assert len(self.scheduler.leases) == before + len(receivers)
 
     @precondition(lambda self: self.live_calls())
     @rule(data=st.data(), what=st.sampled_from(["request", "prompt"]))
@@ -149,10 +287,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         request, caller = one_of(data, self.live_calls())
         waiting = request.open_parts
         if what == "request":
-            found = self.scheduler.cancel(CancelCommand("", "request", request.command.request_id), self.brain.now)
+            found = self.scheduler.cancel(CancelCommand(request.command.identity, "request", request.command.request_id), self.brain.now)
             assert found == (1, waiting)
         else:
-            self.scheduler.cancel(CancelCommand("", "prompt", request.prompt.id), self.brain.now)
+            self.scheduler.cancel(CancelCommand(request.command.identity, "prompt", request.prompt.id), self.brain.now)
         assert caller.completed is not None
 
     @precondition(lambda self: self.live_calls())
@@ -209,26 +347,23 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def worker_goes_on(self, data: st.DataObject) -> None:
         worker = one_of(data, [worker for worker in sorted(self.workers) if self.hands.tasks[worker]])
-        task = self.hands.tasks[worker][0]
-        if task.part not in self.sizes:
-            size = st.sampled_from([(64, 64, 1), (200, 300, 4), (900, 900, 9), (2000, 1500, 40), (2100, 64, 1)])
-            self.sizes[task.part] = data.draw(st.one_of(size, st.just((64, INPUT + 1, 1))))
-        self.step(worker, task, fails=data.draw(st.integers(0, 9)) == 0)
+        self.step(worker, self.hands.tasks[worker][0], fails=data.draw(st.integers(0, 9)) == 0)
 
     def step(self, worker: int, task: Task, *, fails: bool = False) -> None:
         """The worker does the next thing for its first item."""
         scheduler, now = self.scheduler, self.brain.now
-        nbytes, input_bytes, patches = self.sizes.get(task.part, (64, 64, 1))
+        # Equal content has equal sizes.
+        nbytes, input_bytes, patches = SIZE_OF.get(self.shows[task.part][2], MIDDLE)
         if fails or task.dropped:
             self.hands.tasks[worker].pop(0)
             reason = Reason.INTERNAL if task.dropped else Reason.MEDIA_CORRUPT
-            scheduler.prepare_failed(worker, task.part, ServiceError(reason, "own words"), now)
+            scheduler.item_failed(worker, task.part, ServiceError(reason, "own words"), now)
         elif not task.measured:
             task.measured, task.nbytes = True, input_bytes
-            scheduler.measured(worker, task.part, layout(nbytes), model_input(input_bytes, patches), now)
+            scheduler.item_measured(worker, task.part, layout(nbytes), model_input(input_bytes, patches), now)
         elif task.offset is not None:
             self.hands.tasks[worker].pop(0)
-            scheduler.prepared(worker, task.part, 0.1, now)
+            scheduler.item_prepared(worker, task.part, 0.1, now)
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
@@ -238,14 +373,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose_worker(self, worker: int) -> None:
         """A worker dies, of itself or because it was stopped."""
         self.workers.remove(worker)
-        parts = [self.scheduler.requests.part(part) for part in self.hands.parts_at(worker)]
+        made = [self.made[key] for key in self.hands.parts_at(worker)]
         stopped = worker in self.hands.stopped
         self.hands.stopped = [other for other in self.hands.stopped if other != worker]
         self.hands.tasks[worker].clear()
         blamed = (PartState.FAILED, Reason.MEDIA_WORKER_LOST)
         before = self.brain.observer.ended.count(blamed)
+        expected = len(made[0].parts) if made and not made[0].ended and not stopped else 0
         self.scheduler.media_worker_lost(worker, self.brain.now)
-        expected = bool(parts) and parts[0] is not None and not stopped
         assert self.brain.observer.ended.count(blamed) - before == expected, "only the first is blamed, if any"
 
     @precondition(lambda self: len(self.workers) < WORKERS)
@@ -272,6 +407,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.hands.batches[engine].pop(0)
         reasons = [one_of(data, REASONS) if data.draw(st.integers(0, 9)) == 0 else "" for _ in batch.items]
         results = [item_result(item.part, reason) for item, reason in zip(batch.items, reasons, strict=True)]
+        self.forwards |= {result.part for result in results if not result.reason}
         self.scheduler.batch_done(engine, BatchDone(batch=batch.id, items=results), self.brain.now)
 
     @precondition(lambda self: self.hands.verifies)
@@ -287,9 +423,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engines)
     @rule(data=st.data())
     def engine_dies(self, data: st.DataObject) -> None:
-        engine = one_of(data, sorted(self.engines))
+        self.lose_engine(one_of(data, sorted(self.engines)))
+
+    def lose_engine(self, engine: int) -> None:
+        """An engine dies, of itself or because it was stopped."""
         self.engines.remove(engine)
-        self.released += [lease.id for lease in self.live_leases() if lease.engine == engine]
+        self.released += [lease.id for lease in self.live_leases() if lease.slot.engine == engine]
         self.brain.lose_engine(engine)
         assert self.brain.engines[engine].slots.live == (), "a dead engine's slots are all free"
 
@@ -303,6 +442,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engines.add(engine)
         self.scheduler.engine_ready(engine, ENGINE_READY, self.brain.now)
 
+    @rule(rounds=st.integers(3, 9))
+    def children_work_on(self, rounds: int) -> None:
+        self.children_work(rounds)
+
     @rule(rounds=st.integers(1, 3))
     def children_work(self, rounds: int) -> None:
         """Nothing goes wrong for a while."""
@@ -311,13 +454,25 @@ class SchedulerMachine(RuleBasedStateMachine):
                 for _ in range(3):
                     if self.hands.tasks[worker]:
                         self.step(worker, self.hands.tasks[worker][0])
+            self.bring_all()
             for engine in sorted(self.engines):
                 if self.hands.batches[engine]:
                     self.brain.start_batch(engine)
+                    self.finish_batch(engine)
+
+    def finish_batch(self, engine: int) -> None:
+        """The engine's first batch goes well."""
+        self.forwards |= {item.part for item in self.hands.batches[engine][0].items}
+        self.brain.finish_batch(engine)
+
+    @precondition(lambda self: self.hands.stopped_engines)
+    @rule(data=st.data())
+    def hung_engine_is_killed(self, data: st.DataObject) -> None:
+        self.lose_engine(one_of(data, self.hands.stopped_engines))
 
     # The clock.
 
-    @rule(seconds=st.sampled_from([0.0, 0.5, 5.0, 11.0]), timely=st.booleans())
+    @rule(seconds=st.sampled_from([0.0, 0.5, 5.0, 11.0, 40.0]), timely=st.booleans())
     def time_passes(self, seconds: float, timely: bool) -> None:
         """Sometimes the loop is late, and reports come before the timer's turn."""
         self.brain.now += seconds
@@ -331,8 +486,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def slots_are_apart_and_say_what_they_are(self) -> None:
         alive = Counter(lease.slot for lease in self.live_leases())
+        names: list[ContentName] = []
         for engine, arena in zip(self.brain.engines, self.brain.arenas, strict=True):
             end = 0
+            sizes: Counter[str] = Counter()
             for slot in sorted(engine.slots.live, key=lambda slot: slot.offset):
                 assert slot.offset >= end
                 end = slot.payload_offset + slot.nbytes
@@ -340,14 +497,25 @@ class SchedulerMachine(RuleBasedStateMachine):
                 word = slot_header.read_generation(memoryview(arena), slot.offset)
                 assert word == (slot.generation if filled else 0)
                 assert slot.leases == alive.pop(slot, 0)
-                assert (slot.leases > 0) == filled
+                if filled:
+                    assert slot.leases or slot.name is not None, "a slot that nobody has is free"
+                    assert slot.checksum in self.forwards, "what failed is not there to be read"
+                else:
+                    assert slot.leases == 0
+                    assert slot.name is None
+                if slot.name is not None:
+                    assert engine.slots.find(slot.name) is slot
+                    assert name_of(self.shows[slot.checksum]) == slot.name
+                    names.append(slot.name)
+                sizes["leased" if slot.leases else "cached" if filled else "reserved"] += slot.nbytes
             assert end <= ARENA
-            sizes = dict.fromkeys(SlotState, 0)
-            for slot in engine.slots.live:
-                sizes[slot.state] += slot.nbytes
-            assert engine.slots.reserved_bytes == sizes[SlotState.RESERVED]
-            assert engine.slots.leased_bytes == sizes[SlotState.FILLED]
+            assert engine.slots.reserved_bytes == sizes["reserved"]
+            assert engine.slots.leased_bytes == sizes["leased"]
+            assert engine.slots.cached_bytes == sizes["cached"]
+            if engine.index not in self.engines:
+                assert not sizes, "a dead engine has nothing"
         assert not alive, "no lease lives on a slot that is free"
+        assert len(names) == len(set(names)), "a content is cached once, in one arena"
 
     @invariant()
     def inputs_are_apart(self) -> None:
@@ -363,12 +531,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             for batch in self.hands.batches[engine]
             for item in batch.items
         }
-        for request, _ in self.calls:
-            for part in request.parts:
-                if part.input_offset is not None and part.key not in at_engines:
-                    assert not part.ended
-                    assert part.input is not None
-                    places.append((part.input_offset, part.input_offset + part.input.nbytes))
+        for computation in self.made.values():
+            if computation.input_offset is not None and computation.key not in at_engines:
+                assert not computation.ended
+                assert computation.input is not None
+                places.append((computation.input_offset, computation.input_offset + computation.input.nbytes))
         places += at_engines.values()
         places.sort()
         assert all(first[1] <= second[0] for first, second in pairwise(places))
@@ -379,12 +546,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_counts_are_right(self) -> None:
-        live = [part for request, _ in self.live_calls() for part in request.parts if not part.ended]
-        assert len(self.scheduler.requests) == len(self.live_calls())
+        live = self.live_parts()
+        admission = self.scheduler.admission
         assert self.scheduler.requests.live_parts() == Counter(part.state.value for part in live)
-        assert self.scheduler.admission.parts == len(live) <= 24
-        held = sum(len(file) for part in live for file in part.files)
-        assert self.scheduler.admission.media_bytes == held <= 2000
+        assert admission.parts == len(live) <= 24
+        assert admission.media_bytes == sum(part.media_bytes for part in live)
+        assert admission.patches == sum(part.patches for part in live)
+        assert all(part.slot_bytes <= ARENA // 2 for part in live)
         for worker in self.hands.tasks:
             assert len(self.hands.tasks[worker]) <= 2
         for engine in self.brain.engines:
@@ -392,16 +560,54 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sorted(engine.batches) == [batch.id for batch in self.hands.batches[engine.index]]
             given_parts = sum(batch.patches for batch in engine.batches.values())
             queued = sum(
-                part.patches
-                for part in live
-                if part.slot and part.state is PartState.PREPARED and part.engine == engine.index
+                computation.patches
+                for computation in self.made.values()
+                if computation.slot
+                and not computation.ended
+                and computation.stage is PartState.PREPARED
+                and computation.engine == engine.index
             )
             assert engine.patches == given_parts + queued
+        assert self.scheduler.uploads.bytes <= self.brain.rules.max_uploads_bytes
+
+    @invariant()
+    def a_computation_lives_while_somebody_waits_for_it(self) -> None:
+        waited: Counter[Computation] = Counter()
+        for part in self.live_parts():
+            if part.computation is not None:
+                assert not part.computation.ended
+                assert part in part.computation.parts
+                waited[part.computation] += 1
+            else:
+                assert part.key in self.hands.sources, "what is in no hand would wait for ever"
+        assert set(self.scheduler.store._live.values()) == set(waited)
+        for computation, parts in waited.items():
+            assert len(computation.parts) == parts
+            shown = {self.contents.get((part.request, part.item.part_idx)) for part in computation.parts}
+            assert len(shown) == 1, "only equal content shares a computation"
+            assert parts == 1 or computation.name is not None
 
     @invariant()
     def whoever_waits_for_a_completion_gets_it_with_the_last_part(self) -> None:
         for request, caller in self.calls:
             assert caller.gone or (caller.completed is None) == (request.open_parts > 0)
+
+    @invariant()
+    def everybody_gets_what_it_asked_for(self) -> None:
+        """Fault 23: never another content's embedding, nor one across identities or salts."""
+        for request, caller in self.unchecked:
+            for index, end in caller.ends.items():
+                if isinstance(end, ChunkEvent):
+                    assert self.shows[end.chunk.checksum.value] == self.contents[request, index]
+                    assert [grant.receiver_id for grant in end.chunk.leases] == list(request.command.receivers)
+                    assert not (
+                        end.chunk.from_cache and request.command.cache_policy == CachePolicy.CACHE_POLICY_BYPASS
+                    ) or caller.command.items[index_of(caller.command, index)].item.HasField("content_key")
+        self.unchecked = [(request, caller) for request, caller in self.unchecked if request.open_parts]
+
+    def live_parts(self) -> list[Part]:
+        """The parts that have not ended, the canaries' too."""
+        return [part for request in self.scheduler.requests.live() for part in request.parts if not part.ended]
 
     def live_calls(self) -> list[tuple[Request, Caller]]:
         """The calls that have parts that have not ended."""
@@ -415,6 +621,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Every child answers what it can."""
         for worker in set(self.hands.stopped):
             self.lose_worker(worker)
+        for engine in list(self.hands.stopped_engines):
+            self.lose_engine(engine)
+        self.bring_all()
         for worker in range(WORKERS):
             if worker not in self.workers:
                 self.start_worker(worker)
@@ -422,28 +631,47 @@ class SchedulerMachine(RuleBasedStateMachine):
                 if self.hands.tasks[worker]:
                     self.step(worker, self.hands.tasks[worker][0])
         for engine in range(ENGINES):
+            if engine not in self.engines:
+                self.start_engine(engine)
             while self.hands.batches[engine]:
-                self.brain.finish_batch(engine)
+                self.finish_batch(engine)
 
     def teardown(self) -> None:
         """All children live and answer, all leases end: then everything has ended and nothing is held."""
-        for engine in set(range(ENGINES)) - self.engines:
-            self.start_engine(engine)
+        # The canary goes on for ever; it is no part of what must end.
+        self.scheduler.draining = True
         for _ in range(200):
             self.everybody_works()
-            if not self.live_calls() and not any(self.hands.tasks.values()):
+            if not len(self.scheduler.requests) and not any(self.hands.tasks.values()):
                 break
             self.brain.advance(0.5)
         assert not self.live_calls(), "something is stuck"
         self.brain.advance(self.brain.rules.max_lease_seconds)
+        assert self.scheduler.uploads.bytes == 0
+        for engine in self.brain.engines:
+            assert all(slot.name is not None for slot in engine.slots.live), "only what is cached is left"
+            engine.slots.forget_all()
         self.brain.assert_empty()
         for request, caller in self.calls:
             assert caller.gone or caller.completed is not None
-            assert all(part.ended and part.files == () and part.slot is None for part in request.parts)
+            assert all(part.ended and part.media_bytes == 0 for part in request.parts)
             for event in caller.events:
                 assert not isinstance(event, PartFailed) or event.error.message
-        assert self.scheduler.timers.next_due() is None
-        assert len(self.brain.observer.ended) == sum(len(request.parts) for request, _ in self.calls)
+        for computation in self.made.values():
+            assert computation.ended
+            assert (computation.files, computation.slot, computation.input_offset) == ((), None, None)
+        assert len(self.scheduler.timers._heap) < 2 or self.only_the_canary_waits()
+        assert len(self.brain.observer.ended) >= sum(len(request.parts) for request, _ in self.calls)
+
+    def only_the_canary_waits(self) -> bool:
+        """No timer but the canary's is left."""
+        live = [timer for _, _, timer in self.scheduler.timers._heap if timer.action is not None]
+        return [timer.action for timer in live] == [self.scheduler.canary.start]
+
+
+def index_of(command: EncodeCommand, part_idx: int) -> int:
+    """Which item of a command is a part."""
+    return [item.item.part_idx for item in command.items].index(part_idx)
 
 
 TestScheduler = SchedulerMachine.TestCase

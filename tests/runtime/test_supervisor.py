@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Child:
             given.get("descriptors", ()),
             given.get("start_seconds", 60.0),
         )
-        self.supervisor = Supervisor(program, self.owner, context, folder, given.get("pause_seconds", 0.01))
+        self.supervisor = Supervisor(program, self.owner, context, given.get("pause_seconds", 0.01))
         self.owner.supervisor = self.supervisor
         self.task = asyncio.create_task(self.supervisor.run())
 
@@ -85,6 +86,7 @@ Start = Callable[..., Child]
 async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts a child: ``start(lives)``; they are stopped when the test ends."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     children: list[Child] = []
 

@@ -1,0 +1,85 @@
+"""Servers that several tests of this folder share, each for one kind of circumstance."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import servers
+from tests.server_process import ServerProcess
+
+
+class FileServer(ThreadingHTTPServer):
+    """A web server on the loopback, whose files a test sets."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _FileHandler)
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.answers = threading.Event()
+        """While it is clear, nothing is answered."""
+        self.answers.set()
+
+    def serve(self, path: str, file: bytes) -> str:
+        """Offers a file; returns its address."""
+        self.files[path] = file
+        return f"http://127.0.0.1:{self.server_port}{path}"
+
+
+class _FileHandler(BaseHTTPRequestHandler):
+    server: FileServer
+
+    def do_GET(self) -> None:  # the base class names it so
+        self.server.asked.append(self.path)
+        self.server.answers.wait()
+        file = self.server.files.get(self.path)
+        self.send_response(404 if file is None else 200)
+        self.send_header("Content-Length", str(len(file or b"")))
+        self.end_headers()
+        self.wfile.write(file or b"")
+
+    def handle(self) -> None:
+        # Whoever asked may have left: that is what some tests are about.
+        try:
+            super().handle()
+        except ConnectionError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the base class's name
+        """Says nothing."""
+
+
+@pytest.fixture(scope="session")
+def file_server() -> Iterator[FileServer]:
+    """A web server that :func:`small_server` may fetch from."""
+    with FileServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        yield server
+        server.answers.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def small_server(tiny_checkpoint: Path, file_server: FileServer) -> Iterator[ServerProcess]:
+    """A server with little room and short times, which fetches from :func:`file_server`."""
+    with servers(tiny_checkpoint) as start:
+        yield start(
+            max_queued_parts=24,
+            max_inline_bytes="64KiB",
+            max_upload_bytes="512KiB",
+            max_uploads_bytes="1MiB",
+            upload_seconds=3,
+            fetch_schemes="data,http",
+            fetch_private_networks="127.0.0.0/8",
+            fetch_ports=file_server.server_port,
+            fetch_max_bytes="256KiB",
+            fetch_seconds=2,
+        )

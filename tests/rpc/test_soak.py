@@ -1,0 +1,148 @@
+"""Thousands of requests, a fifth of them cancelled, beside a stream that says nothing: nothing is left or grows."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from epd.encoder.v1 import encoder_service_pb2 as pb
+from tests.photograph import photo
+from tests.rpc.calls import SECONDS, calls_to, encode, encode_request, events_of, image, is_idle, ready_chunks, release
+from tests.server_process import ServerProcess
+from tests.waiting import eventually
+
+REQUESTS = 10_000
+AT_ONCE = 24
+CANCELLED = 0.2
+PHOTO = photo(56, 56)
+FRONT_SLOPE = 200
+"""Bytes a request that the front may grow by; an empty grpc.aio server shows 20 to 60."""
+CHILD_GROWTH = 32 << 20
+"""Bytes that a child may grow by: torch keeps something for each new shape of a batch, and here all are new to it."""
+
+PING_SECONDS = 5.2
+"""Between two pings of a client. The server takes one every 5 s, and closes the connection after the second that comes
+sooner."""
+PINGS = 3
+
+
+class IdleStream:
+    """A health watch on a connection of its own that pings, in a thread."""
+
+    def __init__(self, target: str) -> None:
+        options = [
+            ("grpc.keepalive_time_ms", int(PING_SECONDS * 1000)),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        self.begin = time.monotonic()
+        self.seen: list[Any] = []
+        self.error: grpc.RpcError | None = None
+        self._channel = grpc.insecure_channel(target, options)
+        stub: Any = HealthStub(self._channel)  # type: ignore[no-untyped-call]
+        self._watch = stub.Watch(HealthCheckRequest())
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    @property
+    def open(self) -> bool:
+        """It has not ended."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        self._watch.cancel()
+        self._thread.join()
+        self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            self.seen.extend(answer.status for answer in self._watch)
+        except grpc.RpcError as error:
+            self.error = error
+
+
+@pytest.fixture(scope="module")
+def idle_stream(server: ServerProcess) -> Iterator[IdleStream]:
+    """A stream that is idle throughout this file."""
+    stream = IdleStream(server.target)
+    yield stream
+    stream.close()
+
+
+def resident_bytes(server: ServerProcess) -> dict[str, int]:
+    """The memory of each process that is its own."""
+    processes = {"front": server.process, "engine": server.engine(), "media worker": server.media_worker()}
+    return {
+        name: memory.rss - memory.shared
+        for name, memory in ((name, psutil.Process(process.pid).memory_info()) for name, process in processes.items())
+    }
+
+
+@pytest.mark.slow
+async def test_f10_f27_thousands_of_requests_leave_nothing(server: ServerProcess, idle_stream: IdleStream) -> None:
+    choice = random.Random(11)
+    fields: dict[str, Any] = {"cache_policy": pb.CACHE_POLICY_USE, "cache_salt": secrets.token_bytes(16)}
+    request = encode_request(image(data=PHOTO), **fields)
+    done: Counter[str] = Counter()
+    sizes: list[dict[str, int]] = []
+
+    async with calls_to(server) as stub:
+        await release(stub, *ready_chunks(await encode(stub, image(data=PHOTO), **fields)))
+
+        async def read(_: int) -> None:
+            chunks = ready_chunks(await events_of(stub.Encode(request, timeout=SECONDS)))
+            done["ready"] += len(chunks)
+            assert await release(stub, *chunks) == [pb.LEASE_STATE_HELD]
+
+        async def leave(number: int) -> None:
+            # Past the cache, so that it is somewhere on its way when the caller leaves, and just may be READY.
+            call = stub.Encode(encode_request(image(data=PHOTO), lease_ttl={"seconds": 1}))
+            if number % 2:
+                await call.read()
+            else:
+                await asyncio.sleep(0)
+            call.cancel()
+            done["left"] += 1
+
+        async def work(numbers: Iterator[int]) -> None:
+            for number in numbers:
+                await (leave if choice.random() < CANCELLED else read)(number)
+
+        for half in range(2):
+            # What a process takes once, for its caches and pools, it has taken in the first half.
+            numbers = iter(range(half * REQUESTS // 2, (half + 1) * REQUESTS // 2))
+            await asyncio.gather(*(work(numbers) for _ in range(AT_ONCE)))
+            await eventually(lambda: is_idle(server))
+            sizes.append(resident_bytes(server))
+    assert done.total() == REQUESTS
+    assert done["ready"] > REQUESTS * 0.7
+    slopes = {name: (sizes[1][name] - sizes[0][name]) / (REQUESTS / 2) for name in sizes[0]}
+    print(f"{dict(done)}; bytes a request in the second half: {slopes}")
+    assert slopes.pop("front") <= FRONT_SLOPE
+    assert all(slope * REQUESTS / 2 <= CHILD_GROWTH for slope in slopes.values()), slopes
+    assert (await server.info()).engines[0].restarts == 0
+    for word in ("Traceback", "unexpected error", "ERROR"):
+        assert word not in server.stderr
+
+
+async def test_f28_an_idle_stream_outlives_pings(idle_stream: IdleStream) -> None:
+    def pings_have_passed() -> bool:
+        return not idle_stream.open or time.monotonic() - idle_stream.begin > (PINGS + 0.5) * PING_SECONDS
+
+    await eventually(pings_have_passed, 60)
+    assert idle_stream.open, idle_stream.error
+    assert idle_stream.seen == [HealthCheckResponse.SERVING]
