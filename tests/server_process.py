@@ -36,7 +36,7 @@ class ServerProcess:
         settings: other settings by their names in :class:`encoder_svc.settings.Settings`.
 
     It listens on a free port of the loopback unless told otherwise, computes with one thread, keeps small arenas, and
-    sends no canaries of its own: what a test counts is its own doing.
+    sends no canaries of its own: what a test counts is its own doing. Parts wait as long as a child may take to start.
     """
 
     def __init__(self, model: Path, **settings: Any) -> None:
@@ -51,6 +51,7 @@ class ServerProcess:
             "drain_seconds": 2.0,
             "restart_seconds": 0.1,
             "canary_seconds": 3600,
+            "space_seconds": START_SECONDS,
             "metrics_listen": "127.0.0.1:0",
             **settings,
         }

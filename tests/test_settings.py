@@ -73,6 +73,18 @@ def test_settings_do_not_change() -> None:
         ([], {}, "max_items = -1", "max_items in {file}:"),
         (["--dtype", "float64"], {}, "", "--dtype:"),
         (["--device", "tpu"], {}, "", "--device: not a device"),
+        (["--device", "cuda:x"], {}, "", "--device: not a device"),
+        (["--devices", "cuda:0,tpu"], {}, "", "--devices: not devices"),
+        (["--devices", "cuda:0,auto"], {}, "", "--devices: not devices"),
+        (["--devices", "cuda:0,"], {}, "", "--devices: not devices"),
+        (["--engines", "0"], {}, "", "--engines:"),
+        (["--media-workers", "0"], {}, "", "--media-workers:"),
+        (["--forward-seconds", "0"], {}, "", "--forward-seconds:"),
+        (["--canary-seconds", "-1"], {}, "", "--canary-seconds:"),
+        (["--max-queued-patches", "0"], {}, "", "--max-queued-patches:"),
+        (["--max-upload-bytes", "0"], {}, "", "--max-upload-bytes:"),
+        (["--batch-window-seconds", "1.5"], {}, "", "--batch-window-seconds:"),
+        (["--fetch-ports", "0"], {}, "", "--fetch-ports:"),
         (["--listen", "somewhere"], {}, "", "--listen: 'somewhere' is not HOST:PORT"),
         ([], {"ENCODER_SVC_LISTEN": "127.0.0.1:65536"}, "", "ENCODER_SVC_LISTEN:"),
         (["--arena-bytes", "much"], {}, "", "--arena-bytes:"),
@@ -136,11 +148,26 @@ def test_loopback_needs_no_flag(listen: str) -> None:
         (["--tls-key", "k"], "tls_certificate and tls_key go together"),
         (["--tls-client-ca", "a"], "tls_client_ca needs tls_certificate"),
         (["--lease-seconds", "700"], "max_lease_seconds is less than lease_seconds"),
+        (["--devices", "cuda:0,cuda:1", "--device", "cpu"], "devices names one device for each engine"),
+        (["--devices", "cuda:0,cuda:1", "--engines", "2"], "devices names one device for each engine"),
         (["--max-inline-bytes", "64MiB"], "max_inline_bytes must be less than max_message_bytes"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(arguments: list[str], told: str) -> None:
     assert refusal("--model", "m", *arguments).startswith(told)
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cuda", "cuda:3", "cuda:0,cuda:1", "cuda:0, cpu"])
+def test_devices_name_one_for_each_engine(devices: str) -> None:
+    assert load("--model", "m", "--devices", devices).devices == devices
+
+
+def test_lists_are_written_with_commas(tmp_path: Path) -> None:
+    settings = load("--model", "m", "--fetch-schemes", "data, https", "--fetch-ports", "443,8443")
+    assert (settings.fetch_schemes, settings.fetch_ports) == (("data", "https"), (443, 8443))
+    file = tmp_path / "settings.toml"
+    file.write_text('model = "m"\nfetch_roots = ["/a", "/b"]\n')
+    assert load(file=file).fetch_roots == (Path("/a"), Path("/b"))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from epd.encoder.v1.media_pb2 import MediaItem
 
 BYPASS = CachePolicy.CACHE_POLICY_BYPASS
 USE = CachePolicy.CACHE_POLICY_USE
+END_SECONDS = 120.0
+"""A request that has not ended by then does not end."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,12 @@ async def encode_one(
     begun = monotonic()
     sample: Sample | None = None
     async with client.encode(
-        [item], cache_policy=policy, request_id=request_id, lease_ttl=lease_ttl, skip_layout=True
+        [item],
+        cache_policy=policy,
+        request_id=request_id,
+        timeout=END_SECONDS,
+        lease_ttl=lease_ttl,
+        skip_layout=True,
     ) as call:
         async for event in call:
             match event:

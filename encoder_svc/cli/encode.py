@@ -120,6 +120,8 @@ def _describe(event: Event) -> tuple[str, str, str]:
             return "accepted", "", f"request {event.request_id}, {event.num_parts} parts"
         case encoder_client.Layout(chunk):
             return "layout", str(chunk.part_idx), f"grid {tuple(chunk.grid_dim)}, {chunk.token_count} rows"
+        case encoder_client.Ready(chunk) if chunk.from_cache:
+            return "ready", str(chunk.part_idx), f"{chunk.nbytes} bytes; from the server's cache"
         case encoder_client.Ready(chunk):
             times = chunk.timings
             stages = {"prepare": times.prepare, "forward": times.forward, "total": times.total}

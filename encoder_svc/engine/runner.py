@@ -52,7 +52,7 @@ class LaunchedBatch:
     encoded: list[torch.Tensor | ServiceError]
     """The rows of each item, on the device and perhaps not computed yet, or why there will be none."""
     finite: torch.Tensor | None
-    """For each of those that have rows, if all of them are finite; bool, on the host, there once ``ended`` was passed."""
+    """For each of those that have rows, if all of them are finite; bool, on the host, known behind ``ended``."""
     began: Fence
     ended: Fence
 

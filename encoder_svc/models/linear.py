@@ -7,6 +7,8 @@ have no public name, and the pin of torch holds them still. Elsewhere the step i
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch.nn import functional
 
@@ -48,12 +50,22 @@ class Linear:
 
 def has_packed_kernels(device: torch.device, dtype: torch.dtype) -> bool:
     """There are kernels that take weights in a layout of their own, on this device and in this type."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available() or torch.backends.mkldnn.is_acl_available():
+    return (
+        device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and not torch.backends.mkldnn.is_acl_available()
+        and _packed_kernels_work(dtype)
+    )
+
+
+@lru_cache
+def _packed_kernels_work(dtype: torch.dtype) -> bool:
+    # Tried and not looked up: which types oneDNN takes depends on the CPU, and no public name promises the operators.
+    x, weight, bias = (torch.ones(shape, dtype=dtype) for shape in ((2, 8), (8, 8), (8,)))
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        rows = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        found = torch.ops.mkldnn._linear_pointwise.binary(x, rows, packed, bias, "mul")
+    except (AttributeError, RuntimeError):
         return False
-    if dtype == torch.float32:
-        return True
-    supported = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }
-    return dtype in supported and bool(supported[dtype]())
+    return torch.equal(rows, torch.full_like(rows, 9)) and torch.equal(found, torch.full_like(rows, 81))

@@ -82,18 +82,25 @@ class PackedBatch:
         if device.type == "cpu":
             return self
         return PackedBatch(
-            self.order.to(device),
-            self.block_order_inverse.to(device),
-            self.positions.to(device),
-            _move(self.windows, device),
-            _move(self.frames, device),
+            _send(self.order, device),
+            _send(self.block_order_inverse, device),
+            _send(self.positions, device),
+            _send_segments(self.windows, device),
+            _send_segments(self.frames, device),
         )
 
 
-def _move(segments: Segments, device: torch.device) -> Segments:
+def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    # A copy out of memory that is not pinned would wait until the batch before has run.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _send_segments(segments: Segments, device: torch.device) -> Segments:
     if isinstance(segments, SegmentBounds):
-        return replace(segments, bounds=segments.bounds.to(device))
-    return tuple(group if group.index is None else replace(group, index=group.index.to(device)) for group in segments)
+        return replace(segments, bounds=_send(segments.bounds, device))
+    return tuple(
+        group if group.index is None else replace(group, index=_send(group.index, device)) for group in segments
+    )
 
 
 @lru_cache(maxsize=64)

@@ -53,7 +53,7 @@ class VisionConfig(BaseModel):
     num_heads: int = Field(default=16, ge=1)
     intermediate_size: int = Field(default=3420, ge=1)
     hidden_act: Literal["silu"] = "silu"
-    in_channels: Literal[3] = CHANNELS
+    in_channels: Literal[3] = 3
     window_size: int = Field(default=112, ge=1)
     fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
 
@@ -67,8 +67,8 @@ class VisionConfig(BaseModel):
         # A quarter of a head turns with the row of a patch and a quarter with its column, each in pairs.
         if self.hidden_size % (4 * self.num_heads):
             raise ValueError(
-                f"hidden_size {self.hidden_size} is no multiple of four times num_heads {self.num_heads}: heads of that "
-                "size cannot be rotated"
+                f"hidden_size {self.hidden_size} is no multiple of four times num_heads {self.num_heads}: heads of "
+                "that size cannot be rotated"
             )
         block = self.patch_size * self.spatial_merge_size
         if self.window_size < block:

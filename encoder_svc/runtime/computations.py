@@ -26,7 +26,7 @@ class Computation:
     files: tuple[bytes, ...] = field(repr=False)
     """The media files, until a worker has prepared them."""
     name: ContentName | None
-    """What the embedding will be kept under. None: it is not kept, and no other part may join."""
+    """What the embedding will be kept under. None: it is not kept, and no other part may join (any more)."""
     prompt: Prompt = field(repr=False)
     """The prompt of its first part: its place in every order is that of this prompt."""
     priority: int

@@ -104,6 +104,8 @@ class SlotTable:
         self._by_name: dict[ContentName, Slot] = {}
         self._idle: OrderedDict[int, Slot] = OrderedDict()
         self._idle_ends: dict[int, Slot] = {}
+        self._hopeless_bytes: int | None = None
+        """So much was looked for in vain, and nothing has come free or become idle since."""
         self.reserved_bytes = 0
         self.leased_bytes = 0
         self.cached_bytes = 0
@@ -131,10 +133,14 @@ class SlotTable:
     def reserve(self, nbytes: int) -> Slot | None:
         """Takes a slot for a payload of ``nbytes``, evicting cached ones if need be; None: there is no space."""
         wanted = nbytes + slot_header.SIZE
+        if self._hopeless_bytes is not None and wanted >= self._hopeless_bytes:
+            # Whoever waits for space asks again whenever anything has happened.
+            return None
         offset = self._allocator.allocate(wanted)
         if offset is None and self._evict_run(wanted):
             offset = self._allocator.allocate(wanted)
         if offset is None:
+            self._hopeless_bytes = wanted
             return None
         self._generation += 1
         slot = Slot(self._generation, self._engine, offset, nbytes)
@@ -185,6 +191,7 @@ class SlotTable:
         if slot.offset in self._idle:
             self._idle.move_to_end(slot.offset)
         else:
+            self._hopeless_bytes = None
             self._idle[slot.offset] = slot
             self._idle_ends[slot.end] = slot
             self.cached_bytes += slot.nbytes
@@ -218,6 +225,7 @@ class SlotTable:
         slot.name = None
         slot_header.close_slot(self._arena, slot.offset)
         self._allocator.free(slot.offset)
+        self._hopeless_bytes = None
         del self._live[slot.offset]
 
     def _leave_idle(self, slot: Slot) -> None:

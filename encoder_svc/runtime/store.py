@@ -46,6 +46,10 @@ class Store:
         computation = Computation(next(self._keys), item, files, name, request.prompt, command.priority, command.engine)
         self._live[computation.key] = computation
         if name is not None:
+            older = self._by_name.get(name)
+            if older is not None:
+                # The newer one is to replace it, whichever of them ends first: the older one keeps nothing.
+                older.name = None
             self._by_name[name] = computation
         return computation
 

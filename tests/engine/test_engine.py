@@ -157,7 +157,7 @@ def test_it_tells_what_it_loaded(ready: EngineReady, bench: Bench, tower: Tower)
     assert len(ready.model.cache_namespace) == 32
     assert ready.model.cache_namespace != ready.model.compatibility_fingerprint
     assert ready.model.weights == tower.weights
-    assert {"encoder_svc", "torch", "transformers", "mooncake"} <= set(ready.versions)
+    assert {"encoder-svc", "torch", "transformers", "mooncake"} <= set(ready.versions)
     assert ready.arena_address > 0
 
 

@@ -169,7 +169,7 @@ def test_f13_rows_of_another_dtype_than_the_layouts_are_not_written(arenas: tupl
     assert runner.run([asked]).results[0].reason == Reason.FORWARD_FAILED
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Ends a loop that has no end."""
 
 
@@ -201,9 +201,9 @@ def test_a_device_gets_the_next_batch_before_the_last_is_staged(
         seen.append(f"{kind} {getattr(message, kind).batch}")
         if message.done.batch == 2:
             assert not message.done.items[0].reason
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         run_batches(Runner(FragileTower(HIDDEN), torch.device("cpu"), *arenas, staging), batches, report)
     assert seen == told
 

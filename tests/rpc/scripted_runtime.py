@@ -33,6 +33,7 @@ class ScriptedRuntime:
         self.cancels: list[CancelCommand] = []
         self.acquired: list[AcquireCommand] = []
         self.uploads: list[Upload] = []
+        self.pieces: list[bytes] = []
         self.abandoned: list[Upload] = []
         self.sinks: list[Sink] = []
         self.call = ScriptedCall()
@@ -68,7 +69,7 @@ class ScriptedRuntime:
         return self.uploads[-1]
 
     def add_to_upload(self, upload: Upload, piece: bytes) -> None:
-        upload.pieces.append(piece)
+        self.pieces.append(piece)
 
     def finish_upload(self, upload: Upload, sha256: bytes) -> FinishedUpload:
         return FinishedUpload(upload.id, sha256, 60.0)

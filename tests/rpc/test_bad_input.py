@@ -84,8 +84,8 @@ async def test_too_many_pixels_are_refused_before_decoding(stub: Any) -> None:
 REFUSED = {
     "unspecified modality": (pb.EncodeRequest(items=[MediaItem(data=PHOTO)]), "items[0].modality"),
     "unknown modality": (
-        pb.EncodeRequest(items=[MediaItem(data=PHOTO, modality=9)]),
-        "items[0].modality",  # type: ignore[arg-type]
+        pb.EncodeRequest(items=[MediaItem(data=PHOTO, modality=9)]),  # type: ignore[arg-type] # no Modality
+        "items[0].modality",
     ),
     "part outside": (pb.EncodeRequest(items=[image(2)], num_parts=2), "items[0].part_idx"),
     "part twice": (pb.EncodeRequest(items=[image(), image()]), "items[1].part_idx"),

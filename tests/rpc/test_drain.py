@@ -37,7 +37,7 @@ async def test_f40_admitted_work_ends_and_leases_live_until_they_are_read(start_
             assert kinds((await call.read()).events)[0] == "accepted"
             server.process.send_signal(signal.SIGTERM)
             await eventually(lambda: "stopping:" in server.stdout)
-            health = await HealthStub(channel).Check(HealthCheckRequest())  # type: ignore[no-untyped-call]
+            health = await HealthStub(channel).Check(HealthCheckRequest())
             assert health.status == HealthCheckResponse.NOT_SERVING
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await encode(stub)

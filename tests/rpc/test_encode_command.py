@@ -20,7 +20,7 @@ def run_encode(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_it_shows_events_and_saves_rows(server: ServerProcess, tmp_path: Path) -> None:
     files = [tmp_path / "one.jpg", tmp_path / "two.jpg"]
     for i, file in enumerate(files):
-        file.write_bytes(photo(112 + 56 * i, 84))
+        file.write_bytes(photo(112 + 56 * i, 84, quality=71))
     done = run_encode("--target", server.target, "--save", tmp_path / "rows", *files)
     assert done.returncode == 0, done.stderr
     events = [line.split()[1] for line in done.stdout.splitlines()[1:]]
@@ -31,6 +31,12 @@ def test_it_shows_events_and_saves_rows(server: ServerProcess, tmp_path: Path) -
     rows = [np.load(tmp_path / "rows" / f"{file.name}.npy") for file in files]
     assert [array.shape[0] for array in rows] == [4 * 3, 6 * 3]
     assert all(np.isfinite(array).all() for array in rows)
+    # Again: nothing is computed, and it says so.
+    done = run_encode("--target", server.target, *files)
+    assert done.returncode == 0, done.stderr
+    events = [line.split()[1] for line in done.stdout.splitlines()[1:]]
+    assert events == ["accepted", "ready", "read", "ready", "read", "complete"]
+    assert done.stdout.count("from the server's cache") == 2
 
 
 def test_a_file_that_fails_is_told_and_counts(server: ServerProcess, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
+from tests.photograph import photo
 from tests.rpc.calls import (
     SECONDS,
     calls_to,
@@ -18,6 +19,7 @@ from tests.rpc.calls import (
     events_of,
     failures,
     image,
+    is_idle,
     kinds,
     ready_chunks,
     release,
@@ -25,6 +27,8 @@ from tests.rpc.calls import (
 from tests.rpc.statuses import reason_of
 from tests.server_process import ServerProcess
 from tests.waiting import eventually
+
+SMALL = photo(56, 56)
 
 
 @pytest.mark.parametrize(("place", "state"), [("media worker", "preparing"), ("engine", "encoding")])
@@ -55,6 +59,44 @@ async def test_f07_calls_are_answered_while_work_is_blocked(server: ServerProces
         events = await events_of(call)
         assert kinds(events).count("ready") == 4
         await release(stub, *ready_chunks(events))
+
+
+async def test_f01_two_hundred_requests_at_once_all_end_once(server: ServerProcess) -> None:
+    requests = 200
+    async with calls_to(server) as stub:
+        with server.held(server.engine()):
+            calls = [
+                stub.Encode(encode_request(image(data=SMALL), image(1, SMALL)), timeout=SECONDS)
+                for _ in range(requests)
+            ]
+            for call in calls:
+                assert kinds((await call.read()).events)[0] == "accepted"
+            # They wait behind one forward, and the front answers.
+            assert (await server.info()).load.requests == requests
+        everything = await asyncio.gather(*map(events_of, calls))
+        for events in everything:
+            assert [chunk.part_idx for chunk in ready_chunks(events)] == [0, 1]
+            assert kinds(events).count("complete") == 1
+        chunks = [chunk for events in everything for chunk in ready_chunks(events)]
+        assert set(await release(stub, *chunks)) == {pb.LEASE_STATE_HELD}
+    await eventually(lambda: is_idle(server))
+
+
+async def test_f39_a_caller_who_does_not_read_holds_up_nobody(server: ServerProcess) -> None:
+    async with calls_to(server) as silent, calls_to(server) as other:
+        call = silent.Encode(encode_request(*map(image, range(64))), timeout=SECONDS)
+
+        async def all_have_ended() -> bool:
+            load = (await server.info()).load
+            return (load.requests, load.leases) == (0, 64)
+
+        await eventually(all_have_ended)
+        await release(other, *ready_chunks(await encode(other)))
+        # What was said meanwhile waited: at most three events for each part.
+        events = await events_of(call)
+        assert [chunk.part_idx for chunk in ready_chunks(events)] == list(range(64))
+        await release(silent, *ready_chunks(events))
+    await eventually(lambda: is_idle(server))
 
 
 async def test_loop_lag_shows_that_the_loop_was_held(server: ServerProcess) -> None:

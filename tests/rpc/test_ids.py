@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from epd.internal.v1 import engine_pb2, media_worker_pb2
-from tests.rpc.calls import calls_to, encode, kinds
+from tests.rpc.calls import calls_to, encode, kinds, release
 from tests.server_process import ServerProcess
 
 
@@ -26,8 +26,9 @@ async def test_f22_ids_that_look_like_paths_are_names(server: ServerProcess, unt
             events = await encode(
                 stub, request_id=request_id, prompt_id=prompt_id, receivers=[receiver], delivery="DELIVERY_RECEIVERS"
             )
-        assert kinds(events)[-2:] == ["ready", "complete"]
-        chunk = events[-2].chunk
+            assert kinds(events)[-2:] == ["ready", "complete"]
+            chunk = events[-2].chunk
+            await release(stub, chunk)
         assert (chunk.request_id, chunk.prompt_id) == (request_id, prompt_id)
         assert [lease.receiver_id for lease in chunk.leases] == [receiver]
 

@@ -73,7 +73,11 @@ def test_grpcurl_gets_server_info(server: ServerProcess) -> None:
 
 def test_grpcurl_encodes_inline_bytes(server: ServerProcess) -> None:
     item = {"modality": "MODALITY_IMAGE", "data": base64.b64encode(PHOTO).decode()}
-    printed = grpcurl(server.target, f"{SERVICE}/Encode", message=json.dumps({"items": [item]}))
+    printed = grpcurl(
+        server.target,
+        f"{SERVICE}/Encode",
+        message=json.dumps({"items": [item], "lease_ttl": "1s", "cache_policy": "CACHE_POLICY_BYPASS"}),
+    )
     events = [event for response in _json_stream(printed) for event in response["events"]]
     assert [next(iter(event)) for event in events] == ["accepted", "chunk", "chunk", "complete"]
     assert [event["chunk"]["state"] for event in events[1:3]] == ["CHUNK_STATE_LAYOUT", "CHUNK_STATE_READY"]

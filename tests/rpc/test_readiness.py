@@ -45,7 +45,7 @@ def impatient(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
 async def watch(impatient: ServerProcess) -> AsyncIterator[Any]:
     """A health watch that has seen SERVING, and calls of a server that is well before and after."""
     async with impatient.channel() as channel:
-        watch = HealthStub(channel).Watch(HealthCheckRequest())  # type: ignore[no-untyped-call]
+        watch = HealthStub(channel).Watch(HealthCheckRequest())
         await sees(watch, SERVING)
         yield watch
         async with calls_to(impatient) as stub:
@@ -68,7 +68,7 @@ async def sees(watch: Any, status: HealthCheckResponse.ServingStatus) -> None:
 async def check(server: ServerProcess) -> HealthCheckResponse.ServingStatus:
     """The health, which must be told at once."""
     async with server.channel() as channel:
-        answer = await HealthStub(channel).Check(HealthCheckRequest(), timeout=2)  # type: ignore[no-untyped-call]
+        answer = await HealthStub(channel).Check(HealthCheckRequest(), timeout=2)
         status: HealthCheckResponse.ServingStatus = answer.status
         return status
 

@@ -53,7 +53,7 @@ class IdleStream:
         self.seen: list[Any] = []
         self.error: grpc.RpcError | None = None
         self._channel = grpc.insecure_channel(target, options)
-        stub: Any = HealthStub(self._channel)  # type: ignore[no-untyped-call]
+        stub: Any = HealthStub(self._channel)
         self._watch = stub.Watch(HealthCheckRequest())
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 from google.protobuf.message import DecodeError
@@ -39,7 +42,7 @@ sources = st.one_of(
     st.fixed_dictionaries({"content_key": short_bytes}),
     st.fixed_dictionaries({"frames": st.builds(FrameSequence, frames=st.lists(short_bytes, max_size=3), fps=doubles)}),
 )
-options = st.one_of(
+options: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.just({}),
     st.fixed_dictionaries({"image": st.fixed_dictionaries({"min_pixels": small, "max_pixels": small})}),
     st.fixed_dictionaries({"video": st.fixed_dictionaries({"fps": doubles, "use_audio_in_video": st.booleans()})}),
@@ -52,8 +55,8 @@ def items(draw: st.DrawFn) -> MediaItem:
     """Any item."""
     return MediaItem(
         part_idx=draw(small),
-        modality=draw(st.integers(0, 9)),
-        mime_type=draw(names),  # type: ignore[arg-type]
+        modality=draw(st.integers(0, 9)),  # type: ignore[arg-type] # also what is no Modality
+        mime_type=draw(names),
         content_sha256=draw(short_bytes),
         **draw(sources),
         **draw(options),
@@ -74,16 +77,15 @@ def request_wires(draw: st.DrawFn) -> bytes:
         prompt_id=draw(names),
         num_parts=draw(small),
         receivers=draw(st.lists(names, max_size=2)),
-        delivery=draw(st.integers(0, 5)),
-        priority=draw(st.integers(-5, 5)),  # type: ignore[arg-type]
+        delivery=draw(st.integers(0, 5)),  # type: ignore[arg-type] # also what is no Delivery
+        priority=draw(st.integers(-5, 5)),
         cache_salt=draw(short_bytes),
         lease_ttl=draw(st.one_of(st.none(), st.just({"seconds": 3}))),
         skip_layout=draw(st.booleans()),
     )
     later = [b"\xf8\x07\x05", b"\xf9\x07" + bytes(8), b"\xfd\x07" + bytes(4), b"\xfa\x07\x02hi", b"\x23\x08\x01\x24"]
     pieces = [request.SerializeToString(), *draw(st.lists(st.sampled_from(later), max_size=2))]
-    for item in draw(st.lists(item_wires(), max_size=4)):
-        pieces.append(pb.EncodeRequest(items=[MediaItem()]).SerializeToString()[:1] + wire._varint(len(item)) + item)
+    pieces += [b"\x22" + wire._varint(len(item)) + item for item in draw(st.lists(item_wires(), max_size=4))]
     return b"".join(draw(st.permutations(pieces)))
 
 
@@ -108,24 +110,26 @@ def both_agree(message: bytes) -> None:
             parse_encode_request(message)
         assert refused.value.reason is Reason.REQUEST_INVALID
     else:
-        assert whole(parse_encode_request(message)) == expected
+        # As bytes: a NaN, which damage can make, is equal to nothing.
+        taken_apart = whole(parse_encode_request(message))
+        assert taken_apart.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def scan_everything() -> Any:
+def scan_everything() -> Iterator[None]:
     """Small messages take the way of large ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "_SMALL_BYTES", -1)
         yield
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(request_wires())
 def test_any_request_comes_through_whole(message: bytes) -> None:
     both_agree(message)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(request_wires(), st.data())
 def test_damaged_bytes_are_judged_as_by_protobuf(message: bytes, data: st.DataObject) -> None:
     damaged = bytearray(message)
@@ -135,7 +139,7 @@ def test_damaged_bytes_are_judged_as_by_protobuf(message: bytes, data: st.DataOb
     both_agree(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_judged_as_by_protobuf(message: bytes) -> None:
     both_agree(message)
@@ -154,19 +158,28 @@ def test_the_last_source_counts() -> None:
     assert [each.WhichOneof("source") for each in request.items] == ["data", "uri", "data", "uri"]
 
 
+@dataclass(frozen=True)
+class Service:
+    """A served scripted runtime."""
+
+    runtime: ScriptedRuntime
+    channel: grpc.aio.Channel
+
+
 @pytest.fixture
-async def runtime_and_stub() -> Any:
+async def service() -> AsyncIterator[Service]:
     limit = ByteSize(16 << 20)
     server = RpcServer(Settings(model=Path("/nowhere"), listen="127.0.0.1:0", max_inline_bytes=limit), Metrics())
     runtime = ScriptedRuntime()
     await server.start(runtime)
     async with grpc.aio.insecure_channel(server.target) as channel:
-        yield runtime, EncoderServiceStub(channel)
+        yield Service(runtime, channel)
     await server.stop(grace=0)
 
 
-async def test_media_go_when_the_runtime_lets_go_of_them(runtime_and_stub: tuple[ScriptedRuntime, Any]) -> None:
-    runtime, stub = runtime_and_stub
+async def test_media_go_when_the_runtime_lets_go_of_them(service: Service) -> None:
+    runtime = service.runtime
+    stub: Any = EncoderServiceStub(service.channel)
     size = 8 << 20
     request = pb.EncodeRequest(items=[MediaItem(modality=Modality.MODALITY_IMAGE, data=bytes(size))])
     tracemalloc.start()
@@ -186,8 +199,11 @@ async def test_media_go_when_the_runtime_lets_go_of_them(runtime_and_stub: tuple
     call.cancel()
 
 
-async def test_a_call_without_a_request_is_refused(runtime_and_stub: tuple[ScriptedRuntime, Any]) -> None:
-    runtime, stub = runtime_and_stub
-    channel = stub.Encode._channel if hasattr(stub.Encode, "_channel") else None
-    del channel
-    assert runtime.commands == []
+@pytest.mark.parametrize("messages", [[], [b"\xff\xff"]], ids=["nothing", "no request"])
+async def test_a_call_without_a_request_is_refused(service: Service, messages: list[bytes]) -> None:
+    call = service.channel.stream_stream("/epd.encoder.v1.EncoderService/Encode", None, None)(iter(messages))
+    with pytest.raises(grpc.aio.AioRpcError, match="request: is ") as refused:
+        await call.read()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert reason_of(refused.value) == "REQUEST_INVALID"
+    assert service.runtime.commands == []

@@ -82,8 +82,8 @@ class RunningBatch:
 class RecordingHands:
     """What every child was told and has not answered, in order; and what it was ever told."""
 
-    tasks: dict[int, list[Task]] = field(default_factory=lambda: {0: [], 1: []})
-    batches: dict[int, list[RunningBatch]] = field(default_factory=lambda: {0: [], 1: []})
+    tasks: dict[int, list[Task]] = field(default_factory=lambda: {0: [], 1: [], 2: []})
+    batches: dict[int, list[RunningBatch]] = field(default_factory=lambda: {0: [], 1: [], 2: []})
     sources: dict[int, tuple[MediaItem, tuple[bytes, ...]]] = field(default_factory=dict)
     """The parts whose media are being brought."""
     dropped: list[int] = field(default_factory=list)
@@ -257,7 +257,9 @@ def encode_command(
         num_parts=num_parts,
         items=tuple(
             ItemCommand(
-                MediaItem(part_idx=part, modality=Modality.MODALITY_IMAGE), (bytes(file_bytes),), digest_of(first + place)
+                MediaItem(part_idx=part, modality=Modality.MODALITY_IMAGE),
+                (bytes(file_bytes),),
+                digest_of(first + place),
             )
             for place, part in enumerate(parts)
         ),
@@ -345,10 +347,11 @@ class Brain:
         arena_bytes: int = 8192,
         budget: int = 16,
         started: bool = True,
+        hands: RecordingHands | None = None,
         **rules: float,
     ) -> None:
         self.now = 100.0
-        self.hands = RecordingHands()
+        self.hands = hands if hands is not None else RecordingHands()
         self.observer = CountingObserver()
         self.arenas = [bytearray(arena_bytes) for _ in range(engines)]
         self.engines = [

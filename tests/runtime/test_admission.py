@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -173,9 +175,9 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.data())
+@given(STEPS, st.randoms(use_true_random=False))
 def test_the_delay_is_sane_and_the_counters_never_pass_their_bounds(
-    steps: list[tuple[list[int], int, float]], data: st.DataObject
+    steps: list[tuple[list[int], int, float]], chance: Random
 ) -> None:
     admission = Admission(20, 1000, 2000)
     now = 0.0
@@ -192,12 +194,12 @@ def test_the_delay_is_sane_and_the_counters_never_pass_their_bounds(
                 admission.enter(nbytes, patches, now)
             error = fault.value
             assert error.reason is Reason.REQUEST_INVALID or 0.05 <= (error.retry_after or 0) <= 30.0
-        if inside and data.draw(st.booleans()):
-            one = inside[data.draw(st.integers(0, len(inside) - 1))]
-            admission.measured(one, data.draw(st.integers(0, 900)))
+        if inside and chance.random() < 0.5:
+            one = chance.choice(inside)
+            admission.measured(one, chance.randrange(900))
             admission.media_dropped(one)
-        if inside and data.draw(st.booleans()):
-            admission.ended(inside.pop(data.draw(st.integers(0, len(inside) - 1))), now)
+        if inside and chance.random() < 0.5:
+            admission.ended(inside.pop(chance.randrange(len(inside))), now)
         assert admission.rate(now) > 0
         charged = (len(inside), sum(one.media_bytes for one in inside), sum(one.patches for one in inside))
         assert counts(admission) == charged

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder_svc.runtime.batcher import Batcher
+from encoder_svc.runtime.batcher import LEAD_SECONDS, Batcher
 from encoder_svc.runtime.computations import Computation
 from epd.encoder.v1.media_pb2 import Modality
 from tests.runtime.recording_hands import ComputationMaker
@@ -94,3 +94,60 @@ def test_an_empty_batcher_has_no_batch() -> None:
     batcher.push(part)
     assert batcher.drain() == [part]
     assert batcher.next_batch() == []
+
+
+# When a batch is taken.
+
+
+def test_nothing_is_due_while_nothing_waits() -> None:
+    batcher = Batcher(10)
+    assert batcher.due(5.0, None) is None
+    assert batcher.due(5.0, 9.0) is None
+
+
+def test_an_idle_engine_gets_what_there_is_at_once() -> None:
+    make, batcher = ComputationMaker(), Batcher(10)
+    batcher.push(make())
+    assert batcher.due(5.0, None) == 5.0
+
+
+def test_a_window_lets_the_first_item_wait_for_company_and_no_longer() -> None:
+    make, batcher = ComputationMaker(), Batcher(10, window=0.5)
+    batcher.push(make())
+    assert batcher.due(5.0, None) == 5.5
+    batcher.push(make())
+    assert batcher.due(5.4, None) == 5.5, "it counts from the first"
+    assert len(batcher.next_batch()) == 2
+    batcher.push(make())
+    assert batcher.due(7.0, None) == 7.5
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    make, batcher = ComputationMaker(), Batcher(10, window=0.5)
+    batcher.push(make(patches=9))
+    assert batcher.due(5.0, 60.0) == 60.0 - LEAD_SECONDS
+    batcher.push(make(patches=1))
+    assert batcher.due(5.0, 60.0) == batcher.due(5.0, None) == 5.0
+
+
+def test_a_suspect_does_not_wait_since_nobody_will_join_it() -> None:
+    make, batcher = ComputationMaker(), Batcher(10, window=0.5)
+    batcher.push(make(attempts=1))
+    assert batcher.due(5.0, 60.0) == 5.0
+
+
+def test_while_a_batch_runs_the_next_is_taken_just_before_its_end() -> None:
+    make, batcher = ComputationMaker(), Batcher(10)
+    batcher.push(make())
+    assert batcher.due(5.0, 6.0) == 6.0 - LEAD_SECONDS
+    assert (batcher.due(7.0, 6.0) or 0) <= 7.0, "it takes longer than was expected: at once"
+
+
+def test_what_has_ended_makes_no_batch_full() -> None:
+    make, batcher = ComputationMaker(), Batcher(10)
+    first = make(patches=5)
+    for item in (first, make(patches=4)):
+        batcher.push(item)
+    first.ended = True
+    batcher.push(make(patches=1))
+    assert batcher.due(5.0, 60.0) == 60.0 - LEAD_SECONDS

@@ -282,3 +282,209 @@ def test_a_report_of_a_batch_that_is_not_there_is_ignored() -> None:
     brain.scheduler.batch_started(0, 99)
     brain.scheduler.batch_done(0, BatchDone(batch=99, items=[result]), brain.now)
     brain.assert_empty()
+
+
+# Several engines.
+
+
+def test_work_goes_where_the_fewest_patches_are_under_way() -> None:
+    brain = Brain(engines=3, budget=100, batches_ahead=1)
+    for number, patches in enumerate((60, 20, 30, 25, 40)):
+        brain.submit(encode_command(f"r{number}", prompt_id=f"p{number}", receivers=()))
+        brain.prepare_all(patches=patches)
+    assert [engine.patches for engine in brain.engines] == [60, 45, 70]
+    assert brain.scheduler.load(brain.now).utilization == 175 / 300
+    brain.run_all()
+    brain.assert_empty()
+
+
+def test_f36_fewer_items_than_engines() -> None:
+    brain = Brain(engines=3)
+    caller = brain.submit(encode_command())
+    brain.run_all()
+    assert caller.chunk().nbytes == 128
+    assert [len(engine.slots.live) for engine in brain.engines] == [1, 0, 0]
+
+
+def test_f29_what_had_not_started_moves_to_the_other_engine() -> None:
+    brain = Brain(engines=2, budget=4, batches_ahead=2, prompt_bytes=4096)
+    caller = brain.submit(encode_command(parts=range(8)))
+    brain.prepare_all(patches=4)
+    assert [engine.patches for engine in brain.engines] == [16, 16]
+    brain.start_batch(0)
+    brain.lose_engine(0)
+    assert [engine.patches for engine in brain.engines] == [0, 32]
+    assert sorted(computation.attempts for computation in computations(brain)) == [0] * 7 + [1]
+    assert all(slot is not None for slot in (computation.slot for computation in computations(brain)))
+    while brain.hands.batches[1]:
+        brain.finish_batch(1)
+    assert caller.completed is not None
+    assert caller.completed.ready == 8
+    assert {chunk.encoder.engine_boot_id for chunk in map(caller.chunk, range(8))} == {"0" * 32}
+
+
+def test_f29_what_killed_one_engine_and_the_other_fails_and_takes_nobody_along() -> None:
+    brain = Brain(engines=2, budget=4, batches_ahead=1)
+    caller = brain.submit(encode_command(parts=range(4)))
+    brain.prepare_all(patches=4)
+    poison = brain.keys[0]
+    for _ in range(2):
+        while not (holders := [index for index in (0, 1) if [poison] in brain.hands.batch_parts(index)]):
+            brain.finish_batch(next(index for index in (0, 1) if brain.hands.batches[index]))
+        (engine,) = holders
+        brain.start_batch(engine)
+        brain.lose_engine(engine)
+        brain.revive_engine(engine)
+    brain.run_all()
+    assert caller.error(0).reason is Reason.ENGINE_LOST
+    assert caller.completed is not None
+    assert (caller.completed.ready, caller.completed.failed) == (3, 1)
+    for part in range(1, 4):
+        release(brain, caller, part)
+    brain.assert_empty()
+
+
+def test_a_death_before_the_word_that_it_had_started_counts_for_the_first_batch() -> None:
+    brain = Brain(budget=4, batches_ahead=2)
+    brain.submit(encode_command(parts=range(3)))
+    brain.prepare_all(patches=4)
+    brain.lose_engine()
+    assert [computation.attempts for computation in computations(brain)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_an_engine_that_hangs_is_killed_and_its_batch_tried_again(started: bool) -> None:
+    brain = Brain(budget=4, batches_ahead=2, forward_seconds=100.0, space_seconds=1000.0)
+    caller = brain.submit(encode_command(parts=range(3), lease_ttl=600.0))
+    brain.prepare_all(patches=4)
+    if started:
+        brain.start_batch()
+    brain.advance(99.9)
+    assert brain.hands.stopped_engines == []
+    brain.advance(0.1)
+    assert brain.hands.stopped_engines == [0]
+    assert caller.ends == {}
+    brain.lose_engine()
+    brain.revive_engine()
+    brain.run_all()
+    assert caller.completed is not None
+    assert caller.completed.ready == 3
+    assert brain.scheduler.timers.next_due() is not None
+    for part in range(3):
+        release(brain, caller, part)
+    brain.assert_empty()
+
+
+def test_each_forward_has_its_whole_time_from_when_it_is_the_first() -> None:
+    brain = Brain(budget=4, batches_ahead=3, forward_seconds=100.0, space_seconds=1000.0)
+    brain.submit(encode_command(parts=range(3)))
+    brain.prepare_all(patches=4)
+    for _ in range(3):
+        brain.advance(99.0)
+        brain.finish_batch()
+    brain.advance(1000.0)
+    assert brain.hands.stopped_engines == []
+
+
+def test_an_idle_engine_is_not_taken_for_a_hung_one() -> None:
+    brain = Brain(forward_seconds=100.0)
+    brain.ready_part(encode_command(receivers=()))
+    brain.advance(1000.0)
+    assert brain.hands.stopped_engines == []
+
+
+def test_an_engine_that_is_not_back_yet_gets_nothing() -> None:
+    brain = Brain(engines=2)
+    brain.lose_engine(0)
+    caller = brain.submit(encode_command(parts=range(4)))
+    brain.prepare_all()
+    assert brain.hands.batches[0] == []
+    while brain.hands.batches[1]:
+        brain.finish_batch(1)
+    assert caller.completed is not None
+    assert caller.completed.ready == 4
+
+
+def test_joiners_share_the_fate_of_what_an_engine_died_of_twice() -> None:
+    brain = Brain()
+    callers = [brain.submit(encode_command(f"r{number}", prompt_id=f"p{number}", content=1)) for number in range(3)]
+    brain.prepare_all()
+    for _ in range(2):
+        brain.lose_engine()
+        brain.revive_engine()
+    assert [caller.error().reason for caller in callers] == [Reason.ENGINE_LOST] * 3
+    brain.assert_empty()
+
+
+# When batches are sent.
+
+
+def learned(seconds: float, patches: int, **given: float) -> Brain:
+    """A brain whose engine is known to take so long for so many patches."""
+    brain = Brain(budget=100, space_seconds=1e6, prepare_seconds=1e6, forward_seconds=1e6, **given)  # type: ignore[arg-type] # numbers
+    brain.submit(encode_command("learn", prompt_id="learn", receivers=()))
+    brain.prepare_all(patches=patches)
+    brain.advance(seconds)
+    brain.finish_batch()
+    return brain
+
+
+def test_the_next_batch_leaves_just_before_the_engine_needs_it_with_all_that_came_until_then() -> None:
+    brain = learned(1.0, 10)
+    brain.submit(encode_command("r0", prompt_id="p0", receivers=()))
+    brain.prepare_all(patches=20)
+    assert len(brain.hands.batches[0]) == 1, "an idle engine gets it at once; it is expected to take two seconds"
+    for number in range(1, 4):
+        brain.submit(encode_command(f"r{number}", prompt_id=f"p{number}", receivers=()))
+        brain.prepare_all(patches=5)
+        brain.advance(0.5)
+    assert len(brain.hands.batches[0]) == 1
+    due = brain.scheduler.timers.next_due()
+    assert due is not None
+    brain.now = due
+    brain.advance(0.0)
+    assert [len(batch) for batch in brain.hands.batch_parts()] == [1, 3]
+
+
+def test_the_next_batch_leaves_at_once_when_it_is_full() -> None:
+    brain = learned(1.0, 10)
+    brain.submit(encode_command("r0", prompt_id="p0", parts=range(3), receivers=()))
+    brain.prepare_all(patches=50)
+    assert [len(batch) for batch in brain.hands.batch_parts()] == [1, 2]
+
+
+def test_an_engine_that_ends_early_does_not_wait_for_the_time_that_was_expected() -> None:
+    brain = learned(100.0, 1)
+    brain.submit(encode_command("r0", prompt_id="p0", parts=(0,), receivers=()))
+    brain.prepare_all(patches=10)
+    brain.submit(encode_command("r1", prompt_id="p1", parts=(0,), receivers=()))
+    brain.prepare_all(patches=10)
+    assert len(brain.hands.batches[0]) == 1
+    brain.advance(0.1)
+    brain.finish_batch()
+    assert len(brain.hands.batches[0]) == 1
+    brain.finish_batch()
+    brain.assert_empty()
+
+
+def test_a_new_life_of_an_engine_is_taken_for_fast_until_it_has_run() -> None:
+    brain = learned(100.0, 1)
+    brain.lose_engine()
+    brain.revive_engine()
+    brain.submit(encode_command(parts=range(2), receivers=()))
+    for _ in range(2):
+        brain.measure(patches=10)
+        brain.finish()
+    assert len(brain.hands.batches[0]) == 2
+
+
+def test_what_waits_for_its_batch_still_ends_at_its_deadline() -> None:
+    brain = learned(1000.0, 1)
+    brain.submit(encode_command("r0", prompt_id="p0", receivers=()))
+    brain.prepare_all(patches=10)
+    caller = brain.submit(encode_command("r1", prompt_id="p1", deadline=brain.now + 5.0))
+    brain.prepare_all(patches=10)
+    brain.advance(5.0)
+    assert caller.error().reason is Reason.DEADLINE_EXCEEDED
+    brain.finish_batch()
+    brain.assert_empty()

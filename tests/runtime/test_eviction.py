@@ -215,6 +215,9 @@ def test_the_search_for_a_run_is_bounded() -> None:
         steps.clear()
         assert table.reserve((count // 2 + 1) * UNIT) is None
         per_slot[count] = steps["looks"] / count
+        for _ in range(100):
+            assert table.reserve((count // 2 + 1) * UNIT) is None
+        assert steps["looks"] / count == per_slot[count], "who asks again is answered without another look"
         assert table.reserve((count // 2) * UNIT - 64) is not None
         per_slot[count] += steps["looks"] / count
     assert max(per_slot.values()) <= 2 + slots_module._EVICTION_CANDIDATES

@@ -127,7 +127,8 @@ def test_a_slot_is_taken_from_all_its_readers_and_from_no_others() -> None:
 
 
 def test_an_engine_that_dies_takes_only_its_own_leases() -> None:
-    timers, ended = Timers(), []
+    timers = Timers()
+    ended: list[Lease] = []
     tables = [SlotTable(index, memoryview(bytearray(1024))) for index in range(2)]
     leases = LeaseTable(timers, ended.append)
     slots = [table.reserve(100) for table in tables]

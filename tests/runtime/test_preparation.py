@@ -249,3 +249,85 @@ def test_reports_for_items_that_the_worker_does_not_have_are_ignored() -> None:
         brain.scheduler.item_prepared(worker, part, 0.1, brain.now)
     assert states(brain) == [PartState.PREPARING]
     assert caller.ends == {}
+
+
+def test_several_workers_share_the_queue() -> None:
+    brain = Brain(workers=3)
+    caller = brain.submit(encode_command(parts=range(8)))
+    assert [len(brain.hands.tasks.get(worker, [])) for worker in range(3)] == [2, 2, 2]
+    assert brain.hands.parts_at(0) + brain.hands.parts_at(1) + brain.hands.parts_at(2) == brain.keys[:6]
+    brain.run_all()
+    assert caller.completed is not None
+    assert caller.completed.ready == 8
+
+
+def test_a_slow_worker_holds_up_only_what_it_has() -> None:
+    brain = Brain(workers=2, prepare_seconds=1000.0)
+    caller = brain.submit(encode_command(parts=range(10)))
+    while brain.hands.tasks[1]:
+        brain.prepare_all(worker=1)
+        for engine in brain.hands.batches:
+            while brain.hands.batches[engine]:
+                brain.finish_batch(engine)
+    assert len(brain.hands.tasks[0]) == 2
+    assert len(caller.ends) == 8
+
+
+def test_when_no_worker_comes_back_what_waits_fails_in_time() -> None:
+    brain = Brain(space_seconds=20.0)
+    caller = brain.submit(encode_command(parts=range(4)))
+    brain.lose_worker()
+    assert caller.error(0).reason is Reason.MEDIA_WORKER_LOST
+    brain.advance(19.9)
+    assert len(caller.ends) == 1
+    brain.advance(0.1)
+    assert [caller.error(part).reason for part in (1, 2, 3)] == [Reason.NOT_READY] * 3
+    assert caller.error(1).retry_after is not None
+    brain.assert_empty()
+    assert brain.scheduler.timers.next_due() is None
+    later = brain.submit(encode_command("later"))
+    brain.advance(19.9)
+    assert later.ends == {}
+    brain.advance(0.1)
+    assert later.error().reason is Reason.NOT_READY
+
+
+def test_when_no_worker_ever_starts_what_waits_fails_in_time() -> None:
+    brain = Brain(workers=0, space_seconds=20.0)
+    brain.advance(1000.0)
+    caller = brain.submit(encode_command())
+    brain.lose_worker(0)
+    brain.advance(19.9)
+    assert caller.ends == {}
+    brain.advance(0.1)
+    assert caller.error().reason is Reason.NOT_READY
+    brain.assert_empty()
+
+
+def test_a_worker_that_comes_back_in_time_takes_all() -> None:
+    brain = Brain(workers=2, space_seconds=20.0)
+    caller = brain.submit(encode_command(parts=range(6)))
+    for worker in (0, 1):
+        brain.lose_worker(worker)
+    brain.advance(19.0)
+    brain.scheduler.media_worker_ready(1, brain.now)
+    brain.advance(5.0)
+    brain.run_all()
+    assert caller.completed is not None
+    assert (caller.completed.ready, caller.completed.failed) == (4, 2)
+
+
+def test_each_worker_that_hangs_is_stopped_by_itself() -> None:
+    brain = Brain(workers=2, prepare_seconds=10.0)
+    caller = brain.submit(encode_command(parts=range(4)))
+    brain.advance(5.0)
+    brain.measure(1)
+    brain.finish(1)
+    brain.advance(5.0)
+    assert brain.hands.stopped == [0]
+    assert caller.error(0).reason is Reason.MEDIA_TIMEOUT
+    brain.lose_worker(0)
+    brain.advance(4.9)
+    assert brain.hands.stopped == [0]
+    brain.advance(0.1)
+    assert brain.hands.stopped == [0, 1]

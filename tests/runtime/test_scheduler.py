@@ -16,7 +16,7 @@ from encoder_svc.runtime.slots import footprint
 from epd.encoder.v1.embedding_pb2 import ChecksumAlgorithm, ChunkState
 from epd.encoder.v1.encoder_service_pb2 import ReadOutcome
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
-from tests.runtime.recording_hands import Brain, Caller, encode_command
+from tests.runtime.recording_hands import Brain, Caller, RecordingHands, digest_of, encode_command
 
 OK, CORRUPT = ReadOutcome.READ_OUTCOME_OK, ReadOutcome.READ_OUTCOME_CORRUPT
 
@@ -415,3 +415,152 @@ def test_larger_priorities_go_first() -> None:
     brain.measure()
     brain.finish()
     assert brain.hands.parts_at(0) == [high, low]
+
+
+# Media that are not at hand.
+
+
+class SlowHands(RecordingHands):
+    """Hashing takes a while, and is reported before ``bring`` returns, as for a small file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.brain: Brain | None = None
+        self.seconds = 0.0
+
+    def bring(self, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
+        assert self.brain is not None
+        self.brain.now += self.seconds
+        self.brain.scheduler.sourced(part, files, digest_of(part), 0.0, self.brain.now)
+
+
+def slow_brain(seconds: float) -> Brain:
+    """A brain with such hands."""
+    hands = SlowHands()
+    hands.brain, hands.seconds = Brain(hands=hands), seconds
+    return hands.brain
+
+
+def unhashed(command: EncodeCommand, *parts: int) -> EncodeCommand:
+    """The same, with some items still to be hashed."""
+    return replace(
+        command,
+        items=tuple(replace(item, digest=None) if index in parts else item for index, item in enumerate(command.items)),
+    )
+
+
+def test_small_media_are_under_way_when_submit_returns() -> None:
+    brain = slow_brain(0.0)
+    caller = brain.submit(unhashed(encode_command(parts=(0, 1)), 0, 1))
+    assert len(brain.hands.tasks[0]) == 2
+    brain.run_all()
+    assert caller.completed is not None
+    assert caller.completed.ready == 2
+
+
+def test_f26_a_deadline_that_passes_while_the_first_item_is_hashed_ends_all_of_them() -> None:
+    brain = slow_brain(10.0)
+    command = encode_command(parts=(0, 1, 2), deadline=brain.now + 5.0)
+    caller = brain.submit(unhashed(command, 0, 2))
+    assert [caller.error(part).reason for part in range(3)] == [Reason.DEADLINE_EXCEEDED] * 3
+    assert len(brain.scheduler.store) == 0, "nobody begins what nobody waits for"
+    assert brain.hands.tasks[0] == []
+    brain.assert_empty()
+
+
+@pytest.mark.parametrize("end", ["cancel", "abandon", "deadline"])
+def test_a_part_that_ends_is_brought_no_more(end: str) -> None:
+    brain = Brain()
+    command = unhashed(encode_command(deadline=brain.now + 5.0), 0)
+    caller = brain.submit(command)
+    (key,) = brain.hands.sources
+    assert brain.request.parts[0].state is PartState.FETCHING
+    match end:
+        case "cancel":
+            brain.scheduler.cancel(CancelCommand("", "request", "r"), brain.now)
+        case "abandon":
+            brain.scheduler.abandon(brain.request, brain.now)
+            caller.gone = True
+        case _:
+            brain.advance(5.0)
+    assert brain.hands.sources == {}
+    brain.scheduler.sourced(key, (b"late",), digest_of(1), 1.0, brain.now)
+    brain.scheduler.source_failed(key, ServiceError(Reason.FETCH_FAILED, "own words"), brain.now)
+    assert brain.hands.tasks[0] == []
+    brain.assert_empty()
+
+
+def test_media_that_cannot_be_had_fail_their_part_alone() -> None:
+    brain = Brain()
+    caller = brain.submit(unhashed(encode_command(parts=(0, 1)), 0))
+    fault = ServiceError(Reason.FETCH_REFUSED, "own words")
+    brain.scheduler.source_failed(next(iter(brain.hands.sources)), fault, brain.now)
+    brain.hands.sources.clear()
+    assert caller.error(0) is fault
+    brain.run_all()
+    assert caller.chunk(1).nbytes == 128
+
+
+def test_fetched_media_are_charged_from_then_on() -> None:
+    brain = Brain()
+    command = encode_command()
+    media = MediaItem(modality=Modality.MODALITY_IMAGE, uri="https://example.com/a.png")
+    brain.submit(replace(command, items=(ItemCommand(media, ()),)))
+    ((key, (item, files)),) = brain.hands.sources.items()
+    brain.hands.sources.clear()
+    assert (item.uri, files) == ("https://example.com/a.png", ())
+    assert brain.scheduler.admission.media_bytes == 0
+    brain.scheduler.sourced(key, (bytes(500),), digest_of(1), 0.5, brain.now)
+    assert brain.scheduler.admission.media_bytes == 500
+    assert brain.hands.tasks[0][0].files == (bytes(500),)
+    brain.measure()
+    brain.finish()
+    assert brain.scheduler.admission.media_bytes == 0
+    brain.run_all()
+
+
+# What ends a server, and what it tells of itself.
+
+
+def test_f40_all_that_is_left_at_the_end_fails_and_leases_live_on() -> None:
+    brain = Brain()
+    read = brain.ready_part(encode_command("read"))
+    left = brain.submit(unhashed(encode_command("left", prompt_id="q", parts=range(4)), 3))
+    brain.measure()
+    brain.finish()
+    brain.scheduler.draining = True
+    brain.scheduler.fail_all(brain.now)
+    assert [left.error(part).reason for part in range(4)] == [Reason.SHUTTING_DOWN] * 4
+    assert left.completed is not None
+    assert brain.scheduler.live_lease(leases(read)[0], brain.now).state is LeaseState.GRANTED
+    assert brain.hands.sources == {}
+    brain.run_all()
+    release(brain, leases(read)[0])
+    brain.assert_empty()
+
+
+def test_load_is_what_has_not_ended_over_what_the_engines_hold() -> None:
+    brain = Brain(engines=2, budget=16, batches_ahead=2)
+    assert brain.scheduler.load(brain.now).utilization == 0.0
+    brain.submit(encode_command(parts=range(4)))
+    estimate = 4 * 1024
+    assert brain.scheduler.load(brain.now).utilization == pytest.approx(estimate / 64)
+    brain.prepare_all(patches=4)
+    assert brain.scheduler.load(brain.now).utilization == pytest.approx(16 / 64)
+    brain.run_all()
+    load = brain.scheduler.load(brain.now)
+    assert load.utilization == 0.0
+    assert load.parts_per_second > 0
+
+
+def test_what_is_counted_is_what_happened() -> None:
+    brain = Brain()
+    brain.submit(encode_command("r1", prompt_id="p1", content=1))
+    brain.submit(encode_command("r2", prompt_id="p2", content=1))
+    brain.run_all()
+    brain.submit(encode_command("r3", prompt_id="p3", content=1))
+    assert (brain.observer.admitted, brain.observer.refused) == (3, [])
+    assert brain.observer.ended == [(PartState.READY, None)] * 3
+    assert brain.observer.looked_up == ["miss", "joined", "hit"]
+    assert brain.observer.batches == [(1, 4)]
+    assert brain.observer.stages == ["prepare", "batch_wait"]

@@ -287,7 +287,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         request, caller = one_of(data, self.live_calls())
         waiting = request.open_parts
         if what == "request":
-            found = self.scheduler.cancel(CancelCommand(request.command.identity, "request", request.command.request_id), self.brain.now)
+            found = self.scheduler.cancel(
+                CancelCommand(request.command.identity, "request", request.command.request_id), self.brain.now
+            )
             assert found == (1, waiting)
         else:
             self.scheduler.cancel(CancelCommand(request.command.identity, "prompt", request.prompt.id), self.brain.now)
@@ -585,7 +587,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(computation.parts) == parts
             shown = {self.contents.get((part.request, part.item.part_idx)) for part in computation.parts}
             assert len(shown) == 1, "only equal content shares a computation"
-            assert parts == 1 or computation.name is not None
+            assert parts == 1 or shown != {None}
+            if computation.name is not None:
+                assert self.scheduler.store.in_the_making(computation.name) is computation, "others can join it"
 
     @invariant()
     def whoever_waits_for_a_completion_gets_it_with_the_last_part(self) -> None:
