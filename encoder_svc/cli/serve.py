@@ -143,7 +143,7 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 
 async def _observe(front: Front, metrics: Metrics) -> None:
     while True:
-        metrics.observe(front.describe())
+        metrics.observe(front.describe(), front.load())
         await asyncio.sleep(OBSERVE_SECONDS)
 
 

@@ -78,7 +78,7 @@ class EncoderRuntime(Protocol):
         ...
 
     def submit(self, command: EncodeCommand, sink: Sink) -> EncodeCall:
-        """Admits a request; ``sink`` gets ``Accepted`` before this returns, everything else later.
+        """Admits a request; ``sink`` gets ``Accepted`` before this returns, and what is known by then.
 
         Raises:
             ServiceError: it is refused as a whole; ``sink`` was not called.

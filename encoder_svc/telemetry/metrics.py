@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from encoder_svc.errors import Reason, SetupError
 from encoder_svc.runtime.parts import PartState
+from encoder_svc.runtime.service import LoadFigures
 from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse
 
 _SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 2) for base in (1, 2, 5))
@@ -29,6 +30,9 @@ class Metrics:
         self.parts = self._counter("parts", "Parts that ended, by state, and by reason of failure.", "state", "reason")
         self.live_requests = self._gauge("live_requests", "Encode requests that have not completed.")
         self.live_parts = self._gauge("live_parts", "Parts that have not ended, by state.", "state")
+        self.utilization = self._gauge(
+            "utilization", "Patches of parts that have not ended, over those that the engines hold at once."
+        )
         self.leases = self._gauge("leases", "Leases that are alive.")
         self.loop_lag = self._gauge("loop_lag_seconds", "Greatest delay of the event loop in the last seconds.")
         self.part_seconds = self._histogram("part_seconds", "From a part's admission to its end.", _SECONDS, "state")
@@ -69,8 +73,9 @@ class Metrics:
         """See :class:`~encoder_svc.runtime.observer.Observer`."""
         self.cache.labels(result).inc()
 
-    def observe(self, info: GetServerInfoResponse) -> None:
+    def observe(self, info: GetServerInfoResponse, figures: LoadFigures) -> None:
         """Sets the gauges. Called on the event loop now and then: the thread that serves metrics must not ask."""
+        self.utilization.set(figures.utilization)
         self.live_requests.set(info.load.requests)
         self.live_parts.clear()
         for state, count in info.load.parts.items():

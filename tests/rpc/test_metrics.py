@@ -56,7 +56,7 @@ async def test_every_metric_tells_what_happened(server: ServerProcess) -> None:
     assert value(after, "arena_bytes", engine="0", state="leased") >= 2 * chunks[0].nbytes
     assert value(after, "arena_bytes", engine="0", state="reserved") == 0
     assert value(after, "batches_in_flight", engine="0") == 0
-    assert value(after, "live_requests") == value(after, "media_bytes") == 0
+    assert value(after, "live_requests") == value(after, "media_bytes") == value(after, "utilization") == 0
     assert 0 <= value(after, "loop_lag_seconds") < 10
     for process in ("engine", "media worker"):
         assert ("restarts", frozenset({"process": process}.items())) in after
@@ -80,11 +80,12 @@ async def test_refusals_and_lives_are_counted(server: ServerProcess) -> None:
 
             async def the_part_is_seen() -> bool:
                 samples = await asyncio.to_thread(scrape, server)
-                return value(samples, "live_requests") == 1 and value(samples, "media_bytes") > 0
+                return value(samples, "live_requests") == 1 and value(samples, "utilization") > 0
 
             await eventually(the_part_is_seen)
             after = await asyncio.to_thread(scrape, server)
             assert sum(number for (name, _), number in after.items() if name == "live_parts") == 1
+            assert value(after, "media_bytes") == len(PHOTO) + 1
             name, labels = "refused_total", {"reason": "REQUEST_ID_LIVE"}
             assert value(after, name, **labels) == value(before, name, **labels) + 1
             call.cancel()

@@ -191,6 +191,15 @@ def test_a_gap_beside_a_slot_is_made_use_of() -> None:
     assert [slot.state for slot in kept].count(SlotState.FILLED) == 2
 
 
+def test_what_was_looked_for_in_vain_is_found_when_a_reader_has_gone() -> None:
+    arena = Arena(4 * UNIT)
+    kept = [slot for _ in range(4) if (slot := arena.keep(1, leased=True)) is not None]
+    assert arena.reserve(2 * UNIT - 64) is None
+    for slot in kept[:2]:
+        arena.unlease(slot)
+    assert arena.reserve(2 * UNIT - 64) is not None
+
+
 def test_the_search_for_a_run_is_bounded() -> None:
     """Every idle slot is looked at a bounded number of times, also when nothing is found: counted, not timed."""
     steps = Counter[str]()

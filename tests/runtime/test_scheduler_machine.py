@@ -681,7 +681,7 @@ def index_of(command: EncodeCommand, part_idx: int) -> int:
 TestScheduler = SchedulerMachine.TestCase
 # A run that fails is told as it was: to shrink one of so many steps takes minutes.
 TestScheduler.settings = settings(
-    max_examples=60,
+    max_examples=45,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -210,6 +210,19 @@ def test_parts_of_one_request_share_what_they_have_in_common() -> None:
     assert caller.chunk(0).slot_key == caller.chunk(2).slot_key != caller.chunk(1).slot_key
 
 
+def test_a_joiner_is_charged_for_its_media_only_while_they_are_needed() -> None:
+    brain = Brain()
+    brain.submit(asks(1, file_bytes=50))
+    brain.submit(asks(2, file_bytes=50))
+    assert brain.scheduler.admission.media_bytes == 100
+    brain.measure()
+    brain.finish()
+    assert brain.scheduler.admission.media_bytes == 0
+    brain.submit(asks(3, file_bytes=50))
+    assert brain.scheduler.admission.media_bytes == 0
+    brain.run_all()
+
+
 def test_a_joiner_whose_prompt_has_no_room_fails_alone() -> None:
     brain = Brain(prompt_bytes=500)
     first = brain.submit(asks(1, content=1))
@@ -451,6 +464,7 @@ def test_cache_only_prewarms_and_is_held_by_nobody() -> None:
     assert prewarmed.chunk().content_key == key_of(1)
     assert len(brain.scheduler.leases) == 0
     assert cached(brain) == [128]
+    assert brain.engines[0].slots.cached_bytes == 128
     again = brain.submit(asks(2, receivers=()))
     assert again.chunk().from_cache
     assert cached(brain) == [128]
