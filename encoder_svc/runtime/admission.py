@@ -93,7 +93,17 @@ class Admission:
         self.patches -= sum(patches)
 
     def media_fetched(self, part: Part, nbytes: int) -> None:
-        """A part's media were fetched. How many may be under way is the fetcher's bound."""
+        """A part's media have come from elsewhere, after its admission.
+
+        Raises:
+            ServiceError: there is no room for them now.
+        """
+        if self.media_bytes + nbytes > self._max_bytes:
+            raise ServiceError(
+                Reason.ADMISSION_FULL,
+                "the server holds as many media bytes as it may; try again later or at another encoder",
+                retry_after=1.0,
+            )
         part.media_bytes += nbytes
         self.media_bytes += nbytes
 

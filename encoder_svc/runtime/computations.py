@@ -30,6 +30,7 @@ class Computation:
     prompt: Prompt = field(repr=False)
     """The prompt of its first part: its place in every order is that of this prompt."""
     priority: int
+    begun_at: float
     pinned_engine: int | None = None
     """The only engine that may run it. None: any."""
     stage: PartState = PartState.QUEUED

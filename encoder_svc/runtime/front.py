@@ -214,7 +214,7 @@ class Front:
 
     def begin_upload(self, identity: str, total_bytes: int) -> Upload:
         """See :class:`EncoderRuntime`."""
-        upload = self.scheduler.uploads.begin(identity, total_bytes, self.now())
+        upload = self.scheduler.begin_upload(identity, total_bytes, self.now())
         self.changed()
         return upload
 

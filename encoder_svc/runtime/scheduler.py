@@ -32,7 +32,7 @@ from encoder_svc.runtime.service import LoadFigures
 from encoder_svc.runtime.slots import ContentName, Slot, SlotState, footprint
 from encoder_svc.runtime.store import Store
 from encoder_svc.runtime.timers import Timers
-from encoder_svc.runtime.uploads import Uploads
+from encoder_svc.runtime.uploads import Upload, Uploads
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy, Delivery, ReadOutcome
 from epd.encoder.v1.media_pb2 import MediaItem
@@ -183,6 +183,7 @@ class Scheduler:
         Raises:
             ServiceError: it is not here.
         """
+        self._check_not_draining()
         slot = self.store.cached(ContentName(command.identity, command.content_key))
         if slot is None:
             raise ServiceError(Reason.CONTENT_UNKNOWN, "no embedding of this content is here; send its media in Encode")
@@ -193,6 +194,15 @@ class Scheduler:
         chunk.num_parts = command.num_parts
         chunk.from_cache = True
         return chunk
+
+    def begin_upload(self, identity: str, total_bytes: int, now: float) -> Upload:
+        """Reserves room for a file that is sent ahead.
+
+        Raises:
+            ServiceError: it is too large, or there is no room now.
+        """
+        self._check_not_draining()
+        return self.uploads.begin(identity, total_bytes, now)
 
     def release(
         self, leases: Sequence[tuple[bytes, ReadOutcome]], now: float
@@ -239,7 +249,12 @@ class Scheduler:
         part.fetch_seconds = seconds
         self._observer.stage_took("fetch", seconds)
         if not part.media_bytes:
-            self.admission.media_fetched(part, sum(map(len, files)))
+            try:
+                self.admission.media_fetched(part, sum(map(len, files)))
+            except ServiceError as error:
+                self._fail(part, error, now)
+                self._pump(now)
+                return
         self._start(part, files, digest, now)
         self._pump(now)
 
@@ -327,6 +342,7 @@ class Scheduler:
     def prepared(self, computation: Computation, now: float) -> None:
         """See :class:`PreparationListener`."""
         computation.files = ()
+        self._observer.stage_took("queue", computation.prepare_started_at - computation.begun_at)
         self._observer.stage_took("prepare", computation.prepare_seconds)
         for part in computation.parts:
             self.admission.media_dropped(part)
@@ -339,6 +355,7 @@ class Scheduler:
         slot, layout = computation.slot, computation.layout
         assert slot is not None
         assert layout is not None
+        layout.modality = computation.item.modality
         computation.slot = None
         self._observer.stage_took("batch_wait", computation.encode_started_at - computation.prepared_at)
         if computation.name is not None:
@@ -367,8 +384,7 @@ class Scheduler:
     # Inside: how a part finds its computation.
 
     def _admit(self, command: EncodeCommand, sink: Sink, now: float) -> Request:
-        if self.draining:
-            raise ServiceError(Reason.SHUTTING_DOWN, "the server is stopping; ask another encoder", retry_after=1.0)
+        self._check_not_draining()
         if self._model is None:
             raise ServiceError(
                 Reason.NOT_READY, "the model is still loading; wait until health says SERVING", retry_after=1.0
@@ -399,6 +415,10 @@ class Scheduler:
             self.admission.leave(media_bytes, patches)
             raise
 
+    def _check_not_draining(self) -> None:
+        if self.draining:
+            raise ServiceError(Reason.SHUTTING_DOWN, "the server is stopping; ask another encoder", retry_after=1.0)
+
     def _find_source(self, part: Part, item: ItemCommand, now: float) -> None:
         command = part.request.command
         match item.item.WhichOneof("source"):
@@ -407,6 +427,7 @@ class Scheduler:
             case "upload_id":
                 try:
                     file, digest = self.uploads.take(command.identity, item.item.upload_id)
+                    self.admission.media_fetched(part, len(file))
                 except ServiceError as error:
                     self._fail(part, error, now)
                 else:
@@ -431,7 +452,7 @@ class Scheduler:
             if command.cache_policy != CachePolicy.CACHE_POLICY_REFRESH and self._find(part, name, now):
                 return
             self._observer.cache_looked_up("miss")
-        computation = self.store.begin(part.item, files, name, part.request)
+        computation = self.store.begin(part.item, files, name, part.request, now)
         computation.parts.append(part)
         part.computation = computation
         self.preparation.enqueue(computation)
@@ -446,13 +467,15 @@ class Scheduler:
         slot = self.store.cached(name)
         if slot is not None:
             assert slot.layout is not None
+            if slot.layout.modality != part.item.modality:
+                return False  # Only a content key that was given can be of another modality.
             self._observer.cache_looked_up("hit")
             if self._fits_prompt(part, slot.layout.nbytes, now):
                 self._deliver(part, slot, None, now)
                 self.encoding.engines[slot.engine].slots.settle(slot)
             return True
         computation = self.store.in_the_making(name)
-        if computation is None:
+        if computation is None or computation.item.modality != part.item.modality:
             return False
         self._observer.cache_looked_up("joined")
         computation.parts.append(part)

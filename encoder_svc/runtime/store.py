@@ -39,11 +39,13 @@ class Store:
         return self._by_name.get(name)
 
     def begin(
-        self, item: MediaItem, files: tuple[bytes, ...], name: ContentName | None, request: Request
+        self, item: MediaItem, files: tuple[bytes, ...], name: ContentName | None, request: Request, now: float
     ) -> Computation:
         """Begins a computation. The next parts with the same name join this one."""
         command = request.command
-        computation = Computation(next(self._keys), item, files, name, request.prompt, command.priority, command.engine)
+        computation = Computation(
+            next(self._keys), item, files, name, request.prompt, command.priority, now, command.engine
+        )
         self._live[computation.key] = computation
         if name is not None:
             older = self._by_name.get(name)

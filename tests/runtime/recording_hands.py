@@ -324,6 +324,7 @@ class ComputationMaker:
             name=None,
             prompt=self._prompts.setdefault(prompt_id, Prompt("", prompt_id, len(self._prompts), 16)),
             priority=priority,
+            begun_at=0.0,
             stage=stage,
             input=model_input(patches=patches),
             attempts=attempts,

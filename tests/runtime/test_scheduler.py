@@ -563,4 +563,4 @@ def test_what_is_counted_is_what_happened() -> None:
     assert brain.observer.ended == [(PartState.READY, None)] * 3
     assert brain.observer.looked_up == ["miss", "joined", "hit"]
     assert brain.observer.batches == [(1, 4)]
-    assert brain.observer.stages == ["prepare", "batch_wait"]
+    assert brain.observer.stages == ["queue", "prepare", "batch_wait"]

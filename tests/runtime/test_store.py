@@ -16,7 +16,17 @@ from encoder_svc.runtime.slots import ContentName, SlotState
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy, ReadOutcome
 from epd.encoder.v1.media_pb2 import ImageDetail, ImageOptions, MediaItem, Modality
-from tests.runtime.recording_hands import NAMESPACE, Brain, Caller, digest_of, encode_command, layout, model_input
+from epd.internal.v1.engine_pb2 import EngineReady
+from tests.runtime.recording_hands import (
+    ENGINE_READY,
+    NAMESPACE,
+    Brain,
+    Caller,
+    digest_of,
+    encode_command,
+    layout,
+    model_input,
+)
 
 OK, CORRUPT = ReadOutcome.READ_OUTCOME_OK, ReadOutcome.READ_OUTCOME_CORRUPT
 USE = CachePolicy.CACHE_POLICY_USE
@@ -600,3 +610,45 @@ def test_space_is_made_of_what_is_kept_and_not_read() -> None:
     assert other.chunk().nbytes == 192
     known = [content for content in range(4) if brain.scheduler.store.cached(ContentName("", key_of(content)))]
     assert known == [0, 2, 3], "the one that was used least recently had to go"
+
+
+def test_a_content_key_of_another_modality_finds_nothing() -> None:
+    brain = Brain(started=False)
+    both = EngineReady()
+    both.CopyFrom(ENGINE_READY)
+    both.model.modalities.append(Modality.MODALITY_VIDEO)
+    brain.scheduler.engine_ready(0, both, brain.now)
+    brain.scheduler.media_worker_ready(0, brain.now)
+    release_all(brain, brain.ready_part(asks(1)))
+    command = by_key(key_of(1), 2)
+    video = MediaItem(modality=Modality.MODALITY_VIDEO, content_key=key_of(1))
+    caller = brain.submit(replace(command, items=(ItemCommand(video, ()),)))
+    assert caller.error().reason is Reason.CONTENT_UNKNOWN
+
+
+def test_what_is_acquired_says_its_modality() -> None:
+    brain = Brain()
+    release_all(brain, brain.ready_part(asks(1)))
+    assert acquire(brain, key_of(1), "lm").modality == Modality.MODALITY_IMAGE
+
+
+def test_f40_a_server_that_stops_grants_nothing_new() -> None:
+    brain = Brain()
+    release_all(brain, brain.ready_part(asks(1)))
+    brain.scheduler.draining = True
+    with pytest.raises(ServiceError) as fault:
+        acquire(brain, key_of(1), "lm")
+    assert fault.value.reason is Reason.SHUTTING_DOWN
+    with pytest.raises(ServiceError) as fault:
+        brain.scheduler.begin_upload("", 10, brain.now)
+    assert fault.value.reason is Reason.SHUTTING_DOWN
+
+
+def test_f02_fetched_media_are_bounded_like_others() -> None:
+    brain = Brain(max_queued_bytes=1000)
+    item = MediaItem(modality=Modality.MODALITY_IMAGE, uri="https://host/file")
+    callers = [brain.submit(replace(asks(number), items=(ItemCommand(item, ()),))) for number in (1, 2)]
+    for part in list(brain.hands.sources):
+        brain.scheduler.sourced(part, (bytes(600),), digest_of(part), 0.1, brain.now)
+    assert brain.scheduler.admission.media_bytes == 600
+    assert callers[1].error().reason is Reason.ADMISSION_FULL

@@ -198,22 +198,20 @@ class UploadResponse(_message.Message):
     def __init__(self, upload_id: _Optional[str] = ..., sha256: _Optional[bytes] = ..., expiry: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("content_key", "receivers", "prompt_id", "part_idx", "num_parts", "lease_ttl", "cache_salt")
+    __slots__ = ("content_key", "receivers", "prompt_id", "part_idx", "num_parts", "lease_ttl")
     CONTENT_KEY_FIELD_NUMBER: _ClassVar[int]
     RECEIVERS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PART_IDX_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_FIELD_NUMBER: _ClassVar[int]
-    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     content_key: bytes
     receivers: _containers.RepeatedScalarFieldContainer[str]
     prompt_id: str
     part_idx: int
     num_parts: int
     lease_ttl: _duration_pb2.Duration
-    cache_salt: bytes
-    def __init__(self, content_key: _Optional[bytes] = ..., receivers: _Optional[_Iterable[str]] = ..., prompt_id: _Optional[str] = ..., part_idx: _Optional[int] = ..., num_parts: _Optional[int] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, content_key: _Optional[bytes] = ..., receivers: _Optional[_Iterable[str]] = ..., prompt_id: _Optional[str] = ..., part_idx: _Optional[int] = ..., num_parts: _Optional[int] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
     __slots__ = ("chunk",)
