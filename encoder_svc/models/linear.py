@@ -31,7 +31,7 @@ class Linear:
         """Shape (n, in) → (n, out)."""
         if not self._packed:
             return functional.linear(x, self._weight, self._bias)
-        # SiLU and GELU could follow in the same pass too, but take longer there than by themselves.
+        # SiLU could follow in the same pass too, but takes longer there than by itself.
         rows: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return rows
 
