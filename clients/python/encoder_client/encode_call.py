@@ -13,7 +13,17 @@ import grpc
 from encoder_client import chunk_checks
 from encoder_client.embedding import Embedding
 from encoder_client.errors import ChunkError, EncoderError, PartError, from_rpc_error
-from encoder_client.events import Accepted, Complete, Event, Layout, PartCancelled, PartFailed, Ready, events_of
+from encoder_client.events import (
+    Accepted,
+    Complete,
+    Event,
+    Layout,
+    PartCancelled,
+    PartFailed,
+    Ready,
+    events_of,
+    layout_of,
+)
 from encoder_client.pool import Reservation
 from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
@@ -24,6 +34,8 @@ if TYPE_CHECKING:
 
 class EncodeCall:
     """A call that runs while its ``async with`` does: leaving cancels the parts that are not READY.
+
+    Each READY has a LAYOUT before it, also one from the encoder's cache, unless ``skip_layout`` was asked for.
 
     Iterate over it for the events, or ask for the :meth:`embeddings`, or first one, then the other: what was seen is
     remembered. Every chunk has been checked (it belongs to the call, lies inside its bytes, READY is what LAYOUT said)
@@ -90,12 +102,20 @@ class EncodeCall:
         try:
             async for response in stream:
                 for event in events_of(response):
+                    if isinstance(event, Ready) and self._lacks_layout(event.chunk):
+                        layout = Layout(layout_of(event.chunk))
+                        self._note(layout)
+                        yield layout
                     self._note(event)
                     yield event
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         if self._complete is None:
             raise EncoderError(grpc.StatusCode.INTERNAL, "the call ended with OK and without Complete")
+
+    def _lacks_layout(self, ready: EmbeddingChunk) -> bool:
+        """An embedding from the encoder's cache comes without: what expands placeholders must not need to know that."""
+        return not self._request.skip_layout and ready.part_idx not in self._layouts
 
     def _note(self, event: Event) -> None:
         match event:

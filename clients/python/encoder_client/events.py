@@ -111,3 +111,14 @@ def events_of(response: service.EncodeResponse) -> Iterator[Event]:
                 done = event.complete
                 total = done.total.ToNanoseconds() / 1e9
                 yield Complete(done.ready, done.failed, done.cancelled, done.from_cache, total)
+
+
+def layout_of(ready: EmbeddingChunk) -> EmbeddingChunk:
+    """The LAYOUT chunk that a READY chunk would have followed."""
+    layout = EmbeddingChunk()
+    layout.CopyFrom(ready)
+    layout.state = ChunkState.CHUNK_STATE_LAYOUT
+    for name in ("checksum", "generation", "slot_key", "leases", "locators", "from_cache", "timings"):
+        layout.ClearField(name)
+    layout.encoder.ClearField("engine_boot_id")
+    return layout
