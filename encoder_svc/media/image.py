@@ -68,6 +68,7 @@ _DAMAGE = (
     AttributeError,
     EOFError,
     ArithmeticError,
+    RuntimeError,  # the AVIF plugin
     struct.error,
     zlib.error,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from types import TracebackType
@@ -61,6 +62,7 @@ class EncodeCall:
         self._ready: dict[int, EmbeddingChunk] = {}
         self._ended: dict[int, PartError] = {}
         self._complete: Complete | None = None
+        self._unseen: deque[Event] = deque()
 
     @property
     def accepted(self) -> Accepted | None:
@@ -90,6 +92,7 @@ class EncodeCall:
         self._stream.cancel()
         with suppress(RuntimeError):  # another task still waits for an event; it sees the cancelled call
             await self._events.aclose()
+        await self._client.abandon([event.chunk for event in self._unseen if isinstance(event, Ready)])
 
     def __aiter__(self) -> AsyncGenerator[Event, None]:
         if self._events is None:
@@ -101,21 +104,28 @@ class EncodeCall:
     ) -> AsyncGenerator[Event, None]:
         try:
             async for response in stream:
-                for event in events_of(response):
-                    if isinstance(event, Ready) and self._lacks_layout(event.chunk):
-                        layout = Layout(layout_of(event.chunk))
-                        self._note(layout)
-                        yield layout
-                    self._note(event)
-                    yield event
+                # All are noted before one is seen: whoever leaves in the middle of them must let all leases go.
+                fault: ChunkError | None = None
+                try:
+                    for event in events_of(response):
+                        self._take(event)
+                except ChunkError as error:
+                    fault = error
+                while self._unseen:
+                    yield self._unseen.popleft()
+                if fault is not None:
+                    raise fault
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         if self._complete is None:
             raise EncoderError(grpc.StatusCode.INTERNAL, "the call ended with OK and without Complete")
 
-    def _lacks_layout(self, ready: EmbeddingChunk) -> bool:
-        """An embedding from the encoder's cache comes without: what expands placeholders must not need to know that."""
-        return not self._request.skip_layout and ready.part_idx not in self._layouts
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Ready) and not self._request.skip_layout and event.chunk.part_idx not in self._layouts:
+            # From the encoder's cache, which sends none: what expands placeholders must not need to know that.
+            self._take(Layout(layout_of(event.chunk)))
+        self._note(event)
+        self._unseen.append(event)
 
     def _note(self, event: Event) -> None:
         match event:
