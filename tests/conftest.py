@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.server_process import ServerProcess
 
 SHARED_MEMORY = Path("/dev/shm")
+
+# Property tests look for new examples wherever a person runs them; in CI the same commit gives the same answer. No
+# deadlines: the machine may be busy.
+settings.register_profile("search", deadline=None)
+settings.register_profile("repeat", deadline=None, derandomize=True)
+settings.load_profile("repeat" if os.environ.get("CI") else "search")
 
 StartServer = Callable[..., ServerProcess]
 """Starts a server: ``start_server(wait=True, **settings)``."""

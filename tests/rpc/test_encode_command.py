@@ -35,7 +35,7 @@ def test_it_shows_events_and_saves_rows(server: ServerProcess, tmp_path: Path) -
     done = run_encode("--target", server.target, *files)
     assert done.returncode == 0, done.stderr
     events = [line.split()[1] for line in done.stdout.splitlines()[1:]]
-    assert events == ["accepted", "ready", "read", "ready", "read", "complete"]
+    assert events == ["accepted", "layout", "ready", "read", "layout", "ready", "read", "complete"]
     assert done.stdout.count("from the server's cache") == 2
 
 
