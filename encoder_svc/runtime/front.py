@@ -325,7 +325,7 @@ class Front:
         self._engine(engine).kill()
 
     def verify(self, engine: int, query: int, payload_offset: int, nbytes: int) -> None:
-        """See :class:`Hands`."""
+        """See :class:`VerifyHands`."""
         command = VerifySlot(query=query, payload_offset=payload_offset, nbytes=nbytes)
         self._engine(engine).send(EngineCommand(verify=command))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Protocol
 
 from encoder_svc.errors import Reason, ServiceError
@@ -21,6 +20,7 @@ from encoder_svc.runtime.chunks import ChunkWriter
 from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, ItemCommand
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.content_names import name_content
+from encoder_svc.runtime.delivery import EmbeddingDelivery, VerifyHands
 from encoder_svc.runtime.encoding import Batch, EncodedItem, Encoding, Engine, EngineHands
 from encoder_svc.runtime.events import ChunkEvent
 from encoder_svc.runtime.leases import Lease, LeaseState, LeaseTable
@@ -29,7 +29,7 @@ from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.preparation import MediaHands, Preparation
 from encoder_svc.runtime.requests import Request, RequestTable, Sink
 from encoder_svc.runtime.service import LoadFigures
-from encoder_svc.runtime.slots import ContentName, Slot, SlotState, footprint
+from encoder_svc.runtime.slots import ContentName, Slot, footprint
 from encoder_svc.runtime.store import Store
 from encoder_svc.runtime.timers import Timers
 from encoder_svc.runtime.uploads import Upload, Uploads
@@ -52,12 +52,8 @@ class SourceHands(Protocol):
         ...
 
 
-class Hands(MediaHands, EngineHands, SourceHands, Protocol):
+class Hands(MediaHands, EngineHands, VerifyHands, SourceHands, Protocol):
     """Everybody whom the scheduler commands."""
-
-    def verify(self, engine: int, query: int, payload_offset: int, nbytes: int) -> None:
-        """Sends ``VerifySlot``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,9 @@ class Scheduler:
         self.admission = Admission(rules.max_queued_parts, rules.max_queued_bytes, rules.max_queued_patches)
         self.uploads = Uploads(rules.max_upload_bytes, rules.max_uploads_bytes, rules.upload_seconds, self.timers)
         self.store = Store([engine.slots for engine in engines])
-        self.leases = LeaseTable(self.timers, self._lease_ended)
+        self.delivery = EmbeddingDelivery(
+            engines, hands, chunks, self.timers, rules.lease_seconds, rules.max_lease_seconds
+        )
         self.preparation = Preparation(
             hands, rules.input_bytes, rules.prepare_seconds, rules.space_seconds, self.timers, self
         )
@@ -115,8 +113,11 @@ class Scheduler:
         self.canary = Canary(self.encoding.engines, self.submit, rules.canary_seconds, self.timers)
         self.draining = False
         self._model: EngineReady | None = None
-        self._queries = count(1)
-        self._verifying: dict[int, Slot] = {}
+
+    @property
+    def leases(self) -> LeaseTable:
+        """All leases."""
+        return self.delivery.leases
 
     @property
     def ready(self) -> bool:
@@ -187,13 +188,7 @@ class Scheduler:
         slot = self.store.cached(ContentName(command.identity, command.content_key))
         if slot is None:
             raise ServiceError(Reason.CONTENT_UNKNOWN, "no embedding of this content is here; send its media in Encode")
-        leases = self._grant(slot, command.receivers, command.lease_ttl, now)
-        chunk = self._chunks.ready(slot, self._ready(slot.engine), leases, now)
-        chunk.prompt_id = command.prompt_id
-        chunk.part_idx = command.part_idx
-        chunk.num_parts = command.num_parts
-        chunk.from_cache = True
-        return chunk
+        return self.delivery.acquire(command, slot, now)
 
     def begin_upload(self, identity: str, total_bytes: int, now: float) -> Upload:
         """Reserves room for a file that is sent ahead.
@@ -208,25 +203,13 @@ class Scheduler:
         self, leases: Sequence[tuple[bytes, ReadOutcome]], now: float
     ) -> list[tuple[Lease | LeaseState | None, LeaseState | None]]:
         """Gives leases back. For each: what it was before, and what it is now."""
-        answers: list[tuple[Lease | LeaseState | None, LeaseState | None]] = []
-        for lease_id, outcome in leases:
-            found = self.leases.find(lease_id, now)
-            if isinstance(found, Lease):
-                if outcome == ReadOutcome.READ_OUTCOME_CORRUPT:
-                    self._doubt(found.slot)
-                self.leases.release(found)
-                answers.append((found, LeaseState.RELEASED))
-            else:
-                answers.append((found, found))
+        answers = self.delivery.release(leases, now)
         self._pump(now)
         return answers
 
     def renew(self, lease_id: bytes, ttl: float | None, now: float) -> Lease | LeaseState | None:
         """Extends a lease. Returns it, or how it ended."""
-        found = self.leases.find(lease_id, now)
-        if isinstance(found, Lease):
-            self.leases.renew(found, self._lease_ttl(ttl), now)
-        return found
+        return self.delivery.renew(lease_id, ttl, now)
 
     def live_lease(self, lease_id: bytes, now: float) -> Lease:
         """The lease, for a reader.
@@ -234,10 +217,7 @@ class Scheduler:
         Raises:
             ServiceError: it is not alive.
         """
-        found = self.leases.find(lease_id, now)
-        if isinstance(found, Lease):
-            return found
-        raise ServiceError(*_DEAD_LEASE[found])
+        return self.delivery.live_lease(lease_id, now)
 
     # What those who bring media report.
 
@@ -300,11 +280,7 @@ class Scheduler:
 
     def engine_lost(self, index: int, now: float) -> None:
         """An engine died: the embeddings in its arena are gone."""
-        slots = self.encoding.engines[index].slots
-        slots.forget_all()
-        self.leases.revoke_engine(index)
-        # What it was asked about slots that are free now, it will not answer.
-        self._verifying = {query: slot for query, slot in self._verifying.items() if slot.state is SlotState.FILLED}
+        self.delivery.engine_lost(index)
         self.encoding.engine_lost(index, now)
         self._pump(now)
 
@@ -319,12 +295,7 @@ class Scheduler:
 
     def slot_verified(self, query: int, checksum: int, now: float) -> None:
         """An engine has computed a slot's checksum again. A damaged slot is taken from its readers and forgotten."""
-        slot = self._verifying.pop(query, None)
-        # Its memory may have another use by now: that is another slot.
-        if slot is not None and slot.state is SlotState.FILLED and checksum != slot.checksum:
-            slots = self.encoding.engines[slot.engine].slots
-            slots.forget(slot)
-            self.leases.revoke_slot(slot)
+        self.delivery.slot_verified(query, checksum)
         self._pump(now)
 
     def tick(self, now: float) -> None:
@@ -491,9 +462,7 @@ class Scheduler:
     # Inside: how a part ends.
 
     def _deliver(self, part: Part, slot: Slot, encoded: EncodedItem | None, now: float) -> None:
-        command = part.request.command
-        leases = self._grant(slot, command.receivers, command.lease_ttl, now)
-        chunk = self._chunks.ready_for(part, slot, self._ready(slot.engine), leases, encoded, now)
+        chunk = self.delivery.deliver(part, slot, encoded, now)
         self.requests.end_ready(part, chunk, now)
         self._observer.part_ended(PartState.READY, None, now - part.admitted_at)
 
@@ -544,26 +513,6 @@ class Scheduler:
         self.encoding.pump(now)
         self.preparation.pump(now)
 
-    def _grant(self, slot: Slot, receivers: Sequence[str], ttl: float | None, now: float) -> list[Lease]:
-        slots = self.encoding.engines[slot.engine].slots
-        seconds = self._lease_ttl(ttl)
-        leases = []
-        for receiver in receivers:
-            slots.lease(slot)
-            leases.append(self.leases.grant(slot, receiver, seconds, now))
-        return leases
-
-    def _lease_ended(self, lease: Lease) -> None:
-        self.encoding.engines[lease.slot.engine].slots.unlease(lease.slot)
-
-    def _lease_ttl(self, asked: float | None) -> float:
-        return min(asked or self._rules.lease_seconds, self._rules.max_lease_seconds)
-
-    def _ready(self, engine: int) -> EngineReady:
-        ready = self.encoding.engines[engine].ready
-        assert ready is not None
-        return ready
-
     def _tell_layout(self, part: Part, computation: Computation) -> None:
         if not part.request.command.skip_layout:
             assert computation.layout is not None
@@ -593,27 +542,3 @@ class Scheduler:
         part.request.prompt.slot_bytes = total
         part.slot_bytes = taken
         return True
-
-    def _doubt(self, slot: Slot) -> None:
-        """A reader saw a wrong checksum: finds out whether the slot is damaged, if anybody else could still read it."""
-        if slot.leases > 1 or slot.name is not None:
-            query = next(self._queries)
-            self._verifying[query] = slot
-            self._hands.verify(slot.engine, query, slot.payload_offset, slot.nbytes)
-
-
-_DEAD_LEASE: dict[LeaseState | None, tuple[Reason, str]] = {
-    None: (
-        Reason.LEASE_UNKNOWN,
-        "no such lease; leases are named in READY chunks and forgotten some time after they end",
-    ),
-    LeaseState.RELEASED: (Reason.LEASE_RELEASED, "the lease was given back before; ask for the embedding again"),
-    LeaseState.EXPIRED: (
-        Reason.LEASE_EXPIRED,
-        "the lease's time ran out; renew leases in time, or ask for a longer lease_ttl",
-    ),
-    LeaseState.REVOKED: (
-        Reason.LEASE_REVOKED,
-        "the encoder took the lease back since its engine died; ask for the embedding again",
-    ),
-}
