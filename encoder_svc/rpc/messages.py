@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from google.protobuf.duration_pb2 import Duration
-
 from encoder_svc.rpc.errors import to_status
+from encoder_svc.runtime.chunks import duration
 from encoder_svc.runtime.events import Accepted, ChunkEvent, Completed, Event, PartCancelled, PartFailed
 from epd.encoder.v1 import encoder_service_pb2 as pb
-
-
-def to_duration(seconds: float) -> Duration:
-    """Seconds as a ``Duration``, to the nanosecond."""
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration
 
 
 def to_event(event: Event) -> pb.Event:
@@ -54,6 +46,6 @@ def to_event(event: Event) -> pb.Event:
                     failed=event.failed,
                     cancelled=event.cancelled,
                     from_cache=event.from_cache,
-                    total=to_duration(event.total_seconds),
+                    total=duration(event.total_seconds),
                 )
             )

@@ -21,7 +21,7 @@ from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.rpc.identity import identity_of
 from encoder_svc.rpc.load_report import LOAD_REPORT_KEY, load_report
 from encoder_svc.rpc.media_options import invalid
-from encoder_svc.rpc.messages import to_duration, to_event
+from encoder_svc.rpc.messages import to_event
 from encoder_svc.rpc.outbox import Outbox
 from encoder_svc.rpc.validation import (
     check_piece,
@@ -33,6 +33,7 @@ from encoder_svc.rpc.validation import (
     to_renewals,
 )
 from encoder_svc.rpc.wire import parse_encode_request
+from encoder_svc.runtime.chunks import duration
 from encoder_svc.runtime.commands import EncodeCommand
 from encoder_svc.runtime.service import EncoderRuntime
 from encoder_svc.runtime.uploads import Upload
@@ -118,7 +119,7 @@ class EncoderServicer(EncoderServiceServicer):
         leases, ttl = to_renewals(request, self._settings)
         return pb.RenewResponse(
             leases=[
-                pb.LeaseStatus(lease_id=lease, state=outcome.state, ttl=to_duration(outcome.ttl))
+                pb.LeaseStatus(lease_id=lease, state=outcome.state, ttl=duration(outcome.ttl))
                 for lease, outcome in zip(leases, self._runtime.renew(leases, ttl), strict=True)
             ]
         )
