@@ -18,12 +18,12 @@ import uvloop
 
 from encoder_client import EncoderClient
 from encoder_svc.bench.load import encode_one, together
+from encoder_svc.bench.partner import end_partner
 from encoder_svc.bench.photographs import Photographs, padded
 from encoder_svc.errors import SetupError
 
 IMAGE_SIZE = 56
 """The files hold a small picture: what is measured is what their bytes do, not what their forwards do."""
-STOP_SECONDS = 30.0
 _BEGUN = "begun"
 
 
@@ -63,17 +63,8 @@ class LargeRequests:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        assert self._process is not None
+        end_partner(self._process)
 
     def stop(self) -> float:
         """Lets it end what it has begun.

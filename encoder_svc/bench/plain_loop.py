@@ -13,10 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from encoder_svc.bench.partner import end_partner
 from encoder_svc.bench.run import Subject
 from encoder_svc.errors import SetupError
-
-STOP_SECONDS = 10.0
 
 
 class PlainLoop:
@@ -60,17 +59,8 @@ class PlainLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        assert self._process is not None
+        end_partner(self._process)
         self._log.close()
 
     async def run(self, *, seconds: float = 0.0, images: int = 0) -> tuple[int, float]:

@@ -1,6 +1,6 @@
 """What happens to a request, as its caller is told. ``rpc/`` turns them into messages of the contract.
 
-Order: :class:`Accepted`, then for each part :class:`ChunkEvent` (LAYOUT, unless left out) and exactly one of
+Order: :class:`Accepted`, then for each part :class:`ChunkEvent` (LAYOUT, unless left out or cached) and one of
 :class:`ChunkEvent` (READY), :class:`PartFailed`, :class:`PartCancelled`; then :class:`Completed`.
 """
 
