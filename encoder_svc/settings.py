@@ -96,6 +96,9 @@ class Settings(BaseModel):
     batch_patches: int = _field(
         "Resources", 0, "patches of a batch at most; 0 takes 2048 on a CPU and 16384 on a GPU", ge=0
     )
+    batch_frames: int = _field(
+        "Resources", 0, "mel frames of a batch at most; 0 takes 6000 on a CPU and 48000 on a GPU", ge=0
+    )
     batch_window_seconds: float = _field(
         "Resources", 0.0, "time that an item waits for company while its engine is idle", ge=0, le=1
     )
@@ -114,6 +117,10 @@ class Settings(BaseModel):
     max_parts: Positive = _field("Limits", 1024, "parts of one prompt")
     max_receivers: Positive = _field("Limits", 16, "receivers of one request")
     max_image_pixels: Positive = _field("Limits", 64_000_000, "pixels of a decoded image")
+    max_video_pixels: Positive = _field("Limits", 9_000_000, "pixels of one frame of a video")
+    max_video_frames: Positive = _field("Limits", 108_000, "frames of a video file, looked at or not")
+    max_video_seconds: Seconds = _field("Limits", 3600.0, "length of a video")
+    max_audio_seconds: Seconds = _field("Limits", 3600.0, "length of a sound track")
     max_queued_parts: Positive = _field("Limits", 1024, "parts of all requests that have not ended")
     max_queued_bytes: ByteSize = _field(
         "Limits", "512MiB", "media bytes of all requests that wait to be prepared", ge=1 << 20

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from encoder_svc.child import without_collection
 from encoder_svc.errors import SetupError
 from encoder_svc.shared_memory import SharedMemory
 from epd.internal.v1.engine_pb2 import (
@@ -27,6 +28,7 @@ from epd.internal.v1.engine_pb2 import (
 from epd.internal.v1.media_worker_pb2 import ChildFailed
 
 if TYPE_CHECKING:
+    from encoder_svc.engine.loading import LoadedEngine
     from encoder_svc.engine.runner import LaunchedBatch, Runner
 
 log = logging.getLogger(__name__)
@@ -80,19 +82,23 @@ class ForwardThread(threading.Thread):
             self._report(None)
 
     def _load_and_run(self) -> None:
+        asked = self._configuration
+        with without_collection():
+            engine = self._load(asked)
+        self._report(EngineReport(ready=engine.ready))
+        run_batches(engine.runner, self._batches, self._report)
+
+    def _load(self, asked: ConfigureEngine) -> LoadedEngine:
         # Heavy imports happen here: by now the process has said hello and its environment is set.
         from encoder_svc.engine.loading import load_engine
         from encoder_svc.engine.serving import serve_arena
 
-        asked = self._configuration
         # Before the thread gets nicer: the threads of Mooncake, which serve readers during a forward, inherit that too.
         service = serve_arena(self._arena, asked.mooncake if asked.HasField("mooncake") else None)
         if asked.device == "cpu":
             # On Linux niceness belongs to a thread; the OpenMP workers that this one starts inherit it.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        engine = load_engine(asked, self._input_arena, self._arena, service, self._tell_progress)
-        self._report(EngineReport(ready=engine.ready))
-        run_batches(engine.runner, self._batches, self._report)
+        return load_engine(asked, self._input_arena, self._arena, service, self._tell_progress)
 
     def _tell_progress(self, step: str, fraction: float) -> None:
         told = self._loading

@@ -18,7 +18,8 @@ from encoder_svc.engine.serving import ArenaService
 from encoder_svc.engine.staging import make_staging
 from encoder_svc.errors import SetupError
 from encoder_svc.models.adapter import Adapter, Progress, Tower
-from encoder_svc.models.registry import open_adapter
+from encoder_svc.models.checkpoint import open_checkpoint
+from encoder_svc.models.registry import find_family, open_adapter
 from encoder_svc.shared_memory import SharedMemory
 from epd.encoder.v1.encoder_service_pb2 import ModelInfo
 from epd.internal.v1.engine_pb2 import ConfigureEngine, EngineReady
@@ -63,8 +64,9 @@ def load_engine(
     device = _open_device(configuration.device)
     if configuration.threads:
         torch.set_num_threads(configuration.threads)
+    if find_family(open_checkpoint(Path(configuration.model))).needs_transformers:
+        check_transformers()
     adapter = open_adapter(Path(configuration.model), configuration.dtype)
-    _check_transformers()
     tower = adapter.load_tower(device, progress)
     runner = Runner(tower, device, input_arena, arena, make_staging(device, input_arena, arena))
     progress("warming up", 0.0)
@@ -107,7 +109,12 @@ def _open_device(name: str) -> torch.device:
     return device
 
 
-def _check_transformers() -> None:
+def check_transformers() -> None:
+    """Imports what builds the towers of most families.
+
+    Raises:
+        SetupError: it cannot be imported.
+    """
     try:
         import_module("transformers.modeling_utils")
     except Exception as error:  # a torchvision that does not fit raises whatever it likes, anywhere in here
@@ -120,8 +127,8 @@ def _check_transformers() -> None:
 
 @torch.inference_mode()
 def _warm_up(adapter: Adapter, tower: Tower) -> None:
-    (rows,) = tower.encode([adapter.warm_up_input()])
-    if not bool(torch.isfinite(rows).all()):
+    (matrices,) = tower.encode([adapter.warm_up_input()])
+    if not all(bool(torch.isfinite(matrix).all()) for matrix in matrices):
         raise SetupError(
             "the model's first output holds NaN or infinity: its weights are damaged, or do not fit the dtype; "
             "try --dtype float32, or download the checkpoint again"

@@ -16,13 +16,14 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
 from encoder_svc.engine.checksum import slot_checksum
 from encoder_svc.engine.staging import Fence, Staging
 from encoder_svc.errors import Reason, ServiceError
-from encoder_svc.models.adapter import Tower, TowerInput
+from encoder_svc.models.adapter import MATRIX_ALIGNMENT, Tower, TowerInput
 from encoder_svc.shared_memory import SharedMemory
 from encoder_svc.tensors import TORCH_DTYPES, tensor_view
 from epd.encoder.v1.embedding_pb2 import TensorSpec
@@ -40,6 +41,10 @@ _OUT_OF_MEMORY = (
 )
 
 
+Matrices = tuple[torch.Tensor, ...]
+"""What the tower made of one item, in the order of its slot."""
+
+
 class DeviceLostError(Exception):
     """The device answers nothing any more, as after an illegal access on CUDA. Only a new process can use it."""
 
@@ -49,10 +54,10 @@ class LaunchedBatch:
     """A batch that the device has been given."""
 
     items: Sequence[BatchItem]
-    encoded: list[torch.Tensor | ServiceError]
-    """The rows of each item, on the device and perhaps not computed yet, or why there will be none."""
+    encoded: list[Matrices | ServiceError]
+    """The matrices of each item, on the device and perhaps not computed yet, or why there will be none."""
     finite: torch.Tensor | None
-    """For each of those that have rows, if all of them are finite; bool, on the host, known behind ``ended``."""
+    """For each of those matrices, if all of it is finite; bool, on the host, known behind ``ended``."""
     began: Fence
     ended: Fence
 
@@ -110,7 +115,7 @@ class Runner:
         """
         began = self._staging.fence()
         encoded = self._encode(items)
-        finite = _are_finite([rows for rows in encoded if isinstance(rows, torch.Tensor)])
+        finite = _are_finite([matrix for found in encoded if isinstance(found, tuple) for matrix in found])
         return LaunchedBatch(items, encoded, finite, began, self._staging.fence())
 
     @torch.inference_mode()
@@ -131,13 +136,13 @@ class Runner:
             raise DeviceLostError(f"{self._device} is lost") from error
         return BatchOutcome(results, forward, time.monotonic_ns() - waited)
 
-    def _encode(self, items: Sequence[BatchItem]) -> list[torch.Tensor | ServiceError]:
-        """The rows of each item, or why there are none."""
+    def _encode(self, items: Sequence[BatchItem]) -> list[Matrices | ServiceError]:
+        """The matrices of each item, or why there are none."""
         try:
-            rows = self._tower.encode([self._input(item) for item in items])
-            for item, found in zip(items, rows, strict=True):
-                _check_rows(item, found)
-            return list(rows)
+            encoded = self._tower.encode([self._input(item) for item in items])
+            for item, found in zip(items, encoded, strict=True):
+                _check_matrices(item, found)
+            return list(encoded)
         except Exception as error:
             failure = self._explain(error, len(items))
         # Out of the except block: it kept the frames of the failed forward alive, and with them its memory.
@@ -178,11 +183,15 @@ class Runner:
         except RuntimeError as error:
             raise DeviceLostError(f"{self._device} is lost") from error
 
-    def _stage(self, items: Sequence[BatchItem], encoded: Sequence[torch.Tensor | ServiceError]) -> list[ItemResult]:
-        written = [(item, rows) for item, rows in zip(items, encoded, strict=True) if isinstance(rows, torch.Tensor)]
+    def _stage(self, items: Sequence[BatchItem], encoded: Sequence[Matrices | ServiceError]) -> list[ItemResult]:
+        written = [(item, found) for item, found in zip(items, encoded, strict=True) if isinstance(found, tuple)]
         self._staging.copy(
-            [rows for _, rows in written],
-            [tensor_view(self._arena, item.payload_offset, slot_matrix(item)) for item, _ in written],
+            [matrix for _, found in written for matrix in found],
+            [
+                tensor_view(self._arena, item.payload_offset, spec)
+                for item, _ in written
+                for spec in slot_matrices(item)
+            ],
         )
         return [
             ItemResult(part=item.part, reason=found.reason, message=found.message)
@@ -192,23 +201,23 @@ class Runner:
         ]
 
 
-def _are_finite(rows: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    if not rows:
+def _are_finite(matrices: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    if not matrices:
         return None
     # aminmax carries NaN on and reads each row once; all answers come from the device together, without a wait.
-    bounds = torch.stack([torch.stack(torch.aminmax(found)) for found in rows])
+    bounds = torch.stack([torch.stack(torch.aminmax(found)) for found in matrices])
     return torch.isfinite(bounds).all(dim=1).to("cpu", non_blocking=True)
 
 
 def _without_infinite(
-    encoded: Sequence[torch.Tensor | ServiceError], finite: torch.Tensor | None
-) -> list[torch.Tensor | ServiceError]:
+    encoded: Sequence[Matrices | ServiceError], finite: torch.Tensor | None
+) -> list[Matrices | ServiceError]:
     if finite is None:
         return list(encoded)
     answers = iter(finite.tolist())
     return [
         found
-        if isinstance(found, ServiceError) or next(answers)
+        if isinstance(found, ServiceError) or all(list(islice(answers, len(found))))
         else ServiceError(
             Reason.OUTPUT_NOT_FINITE,
             "the model's output for this item holds NaN or infinity; serve the model in bfloat16 or float32",
@@ -217,28 +226,46 @@ def _without_infinite(
     ]
 
 
-def slot_matrix(item: BatchItem) -> TensorSpec:
-    """The matrix of shape (token_count, width) whose column views the item's tensors are.
+def slot_matrices(item: BatchItem) -> list[TensorSpec]:
+    """The row-major matrices that a slot holds one after another, and whose column views the item's tensors are.
+
+    A view belongs to the matrix before it if it begins where that one's columns so far end; else it begins a matrix,
+    behind all bytes of the one before, at the next multiple of :data:`MATRIX_ALIGNMENT`.
 
     Raises:
-        ValueError: the tensors are not the columns of one row-major matrix that fills the payload.
+        ValueError: the tensors are no such views, or leave columns or bytes of the payload unfilled.
     """
-    first = item.tensors[0]
-    rows, itemsize = first.shape[0], TORCH_DTYPES[first.dtype].itemsize
-    columns = 0
+    matrices: list[TensorSpec] = []
     for spec in item.tensors:
-        if (
-            spec.dtype != first.dtype
-            or len(spec.shape) != 2
-            or spec.shape[0] != rows
-            or list(spec.strides) != list(first.strides)
-            or spec.byte_offset != columns * itemsize
-        ):
-            raise ValueError(f"tensor {spec.name} is no column view of the slot's matrix")
-        columns += spec.shape[1]
-    if list(first.strides) != [columns * itemsize, itemsize] or item.nbytes != rows * columns * itemsize:
-        raise ValueError(f"{rows} rows of {columns} columns do not fill a payload of {item.nbytes} bytes")
-    return TensorSpec(dtype=first.dtype, shape=(rows, columns), strides=first.strides)
+        if len(spec.shape) != 2 or len(spec.strides) != 2:
+            raise ValueError(f"tensor {spec.name} is no matrix")
+        itemsize = TORCH_DTYPES[spec.dtype].itemsize
+        last = matrices[-1] if matrices else None
+        if last and spec.strides == last.strides and spec.byte_offset == last.byte_offset + _row_bytes(last):
+            if spec.shape[0] != last.shape[0] or spec.dtype != last.dtype:
+                raise ValueError(f"tensor {spec.name} is no column view of the matrix before it")
+            last.shape[1] += spec.shape[1]
+            continue
+        if spec.byte_offset != (_aligned(_end(last)) if last else 0) or spec.strides[1] != itemsize:
+            raise ValueError(f"tensor {spec.name} does not begin a matrix behind the one before it")
+        matrices.append(
+            TensorSpec(dtype=spec.dtype, shape=spec.shape, strides=spec.strides, byte_offset=spec.byte_offset)
+        )
+    if any(matrix.strides[0] != _row_bytes(matrix) for matrix in matrices) or _end(matrices[-1]) != item.nbytes:
+        raise ValueError(f"the tensors do not fill a payload of {item.nbytes} bytes")
+    return matrices
+
+
+def _row_bytes(matrix: TensorSpec) -> int:
+    return matrix.shape[1] * TORCH_DTYPES[matrix.dtype].itemsize
+
+
+def _end(matrix: TensorSpec) -> int:
+    return matrix.byte_offset + matrix.shape[0] * matrix.strides[0]
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // MATRIX_ALIGNMENT) * MATRIX_ALIGNMENT
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -248,10 +275,8 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
 
 
-def _check_rows(item: BatchItem, rows: torch.Tensor) -> None:
-    matrix = slot_matrix(item)
-    if tuple(rows.shape) != tuple(matrix.shape) or rows.dtype != TORCH_DTYPES[matrix.dtype]:
-        raise ValueError(
-            f"part {item.part}: the tower gave {tuple(rows.shape)} of {rows.dtype}, its layout says "
-            f"{tuple(matrix.shape)} of {TORCH_DTYPES[matrix.dtype]}"
-        )
+def _check_matrices(item: BatchItem, found: Matrices) -> None:
+    told = [(tuple(spec.shape), TORCH_DTYPES[spec.dtype]) for spec in slot_matrices(item)]
+    made = [(tuple(matrix.shape), matrix.dtype) for matrix in found]
+    if told != made:
+        raise ValueError(f"part {item.part}: the tower gave {made}, its layout says {told}")

@@ -2,7 +2,7 @@
 
 For each ``Prepare``, in the order in which they come::
 
-    header ──► Measured ──► decode ──► wait for InputGrant ──► write into the input arena ──► Prepared
+    header ──► Measured ──► decode, preprocess ──► wait for InputGrant ──► copy into the input arena ──► Prepared
 
 and exactly one answer: ``Prepared``, or ``PrepareFailed`` for a bad item (with the reason of the error table) and for
 one that the front dropped. Nothing that a codec or an adapter raises ends the process.
@@ -22,6 +22,7 @@ import torch
 from encoder_svc.child import FrontLink
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.media.item import open_media
+from encoder_svc.media.limits import MediaLimits
 from encoder_svc.models.registry import open_adapter
 from encoder_svc.shared_memory import SharedMemory
 from encoder_svc.tensors import tensor_view
@@ -52,6 +53,8 @@ class _Task:
     part: int
     item: MediaItem
     files: list[bytes]
+    measure_only: bool = False
+    """The front has no space for it now."""
     offset: int | None = None
     """Where its input goes in the input arena. None: not granted."""
     dropped: bool = False
@@ -75,7 +78,14 @@ class Preparer:
             # MemoryError, and with it only the item.
             resource.setrlimit(resource.RLIMIT_DATA, (configuration.memory_bytes, configuration.memory_bytes))
         self._link = link
-        self._max_image_pixels = configuration.max_image_pixels
+        limits = configuration.limits
+        self._limits = MediaLimits(
+            image_pixels=limits.image_pixels,
+            video_pixels=limits.video_pixels,
+            video_frames=limits.video_frames,
+            video_seconds=limits.video_seconds,
+            audio_seconds=limits.audio_seconds,
+        )
         self._adapter = open_adapter(Path(configuration.model), configuration.dtype)
         self._arena = SharedMemory(configuration.input_arena_fd, configuration.input_arena_bytes)
         self._tasks: deque[_Task] = deque()
@@ -115,11 +125,15 @@ class Preparer:
     def _prepare(self, task: _Task) -> int:
         self._check_wanted(task)
         started = time.monotonic_ns()
-        probe = open_media(task.item, task.files, self._max_image_pixels)
+        if task.item.modality not in self._adapter.modalities:
+            raise ServiceError(Reason.MODALITY_UNSUPPORTED, "this model does not encode items of this modality")
+        probe = open_media(task.item, task.files, self._limits)
         layout = self._adapter.measure(task.item, probe)
         measured = Measured(part=task.part, layout=layout.chunk, input=layout.input)
         self._link.send(MediaReport(measured=measured))
-        media = probe.decode()
+        if task.measure_only:
+            raise _DroppedError
+        tensors = self._adapter.prepare(task.item, probe, layout)
         nanoseconds = time.monotonic_ns() - started
 
         self._check_wanted(task)
@@ -130,8 +144,11 @@ class Preparer:
         started = time.monotonic_ns()
         if task.offset + layout.input.nbytes > self._arena.size:
             raise ValueError(f"the grant at {task.offset} ends outside the input arena of {self._arena.size} bytes")
-        out = [tensor_view(self._arena, task.offset, spec) for spec in layout.input.tensors]
-        self._adapter.prepare(task.item, media, layout, out)
+        for spec, tensor in zip(layout.input.tensors, tensors, strict=True):
+            place = tensor_view(self._arena, task.offset, spec)
+            if place.shape != tensor.shape or place.dtype != tensor.dtype:
+                raise ValueError(f"{spec.name} was prepared as {tensor.dtype} {tuple(tensor.shape)}, not as measured")
+            place.copy_(tensor)
         return nanoseconds + time.monotonic_ns() - started
 
     def _check_wanted(self, task: _Task) -> None:
@@ -146,7 +163,8 @@ class Preparer:
             command, files = self._link.receive(MediaCommand)
             match command.WhichOneof("command"):
                 case "prepare":
-                    self._tasks.append(_Task(command.prepare.part, command.prepare.item, files))
+                    prepare = command.prepare
+                    self._tasks.append(_Task(prepare.part, prepare.item, files, prepare.measure_only))
                 case "grant":
                     for task in self._find(command.grant.part):
                         task.offset = command.grant.offset

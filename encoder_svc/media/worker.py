@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from encoder_svc.child import FrontLostError, attach_to_front
+from encoder_svc.child import FrontLostError, attach_to_front, without_collection
 from encoder_svc.errors import SetupError
 from encoder_svc.telemetry.logging import configure_logging
 from epd.internal.v1.media_worker_pb2 import ChildFailed, ChildHello, MediaCommand, MediaReady, MediaReport
@@ -31,11 +31,12 @@ def main(arguments: Sequence[str]) -> int:
     link.send(MediaReport(hello=ChildHello(pid=os.getpid())))
     configuration = link.receive(MediaCommand)[0].configure
     configure_logging(configuration.log_level or "info", "media")
-    # Heavy imports wait for the hello, and for the environment that attach_to_front sets.
-    from encoder_svc.media.preparer import Preparer
-
     try:
-        preparer = Preparer(link, configuration)
+        with without_collection():
+            # Heavy imports wait for the hello, and for the environment that attach_to_front sets.
+            from encoder_svc.media.preparer import Preparer
+
+            preparer = Preparer(link, configuration)
     except SetupError as error:
         link.send(MediaReport(child_failed=ChildFailed(message=str(error))))
         link.close()

@@ -6,15 +6,14 @@ leases or transports.
 
 The life of an item here::
 
-    file bytes ──media/──► MediaProbe (header only) ──measure──► Layout: grid, rows, input tensors, cost
-                              │ decode                              │ space is granted by the front
-                              ▼                                     ▼
-                          pixels ────────────────────prepare──► model input in shared memory ──Tower.encode──► rows
+    file bytes ──media/──► MediaProbe ──measure──► Layout: grid, rows, input tensors, cost
+                               │                      │ the front grants space
+                               └──prepare──► model input ──► shared memory ──Tower.encode──► rows
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,12 +25,15 @@ from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from epd.internal.v1.media_worker_pb2 import ModelInput
 
+MATRIX_ALIGNMENT = 64
+"""Where a second matrix of a slot begins: the next multiple of so many bytes behind the first."""
+
 Progress = Callable[[str, float], None]
 """Called on long work with what is being done and how much of it is done, from 0 to 1."""
 
 
-class MediaProbe(Protocol):
-    """An item whose header was read. Implemented in ``media/``."""
+class ImageProbe(Protocol):
+    """A still image whose header was read. Implemented in ``media/``, as are the other probes."""
 
     @property
     def width(self) -> int:
@@ -44,12 +46,92 @@ class MediaProbe(Protocol):
         ...
 
     def decode(self) -> torch.Tensor:
-        """The whole item: an image is uint8, shape (height, width, 3), RGB, upright.
+        """The pixels: uint8, shape (height, width, 3), RGB, upright.
 
         Raises:
             ServiceError: the file is truncated or corrupt.
         """
         ...
+
+
+class AudioProbe(Protocol):
+    """A sound track whose header was read."""
+
+    @property
+    def source_sampling_rate(self) -> int:
+        """Samples a second of the file."""
+        ...
+
+    @property
+    def source_channels(self) -> int:
+        """Channels of the file."""
+        ...
+
+    def waveform(self, sampling_rate: int) -> torch.Tensor:
+        """The sound as one channel, the mean of all, decoded once.
+
+        Args:
+            sampling_rate: in hertz; the sound is resampled to it.
+
+        Returns:
+            float32, shape (samples,), from -1 to 1.
+
+        Raises:
+            ServiceError: the file is truncated, corrupt or longer than is allowed.
+        """
+        ...
+
+
+class VideoProbe(Protocol):
+    """A video whose frames were counted, but not decoded."""
+
+    @property
+    def width(self) -> int:
+        """The upright width in pixels."""
+        ...
+
+    @property
+    def height(self) -> int:
+        """The upright height in pixels."""
+        ...
+
+    @property
+    def frame_times(self) -> Sequence[float]:
+        """When each frame of the asked span is shown, in seconds from the first of them; ascending, at least one."""
+        ...
+
+    @property
+    def fps(self) -> float:
+        """Frames a second: of the whole file on average, as the file says."""
+        ...
+
+    @property
+    def duration(self) -> float:
+        """Seconds of the asked span."""
+        ...
+
+    def frames(self, indices: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Decodes frames, one at a time.
+
+        Args:
+            indices: into :attr:`frame_times`, ascending; one may stand there more than once.
+
+        Yields:
+            For each index its frame: uint8, shape (height, width, 3), RGB, upright.
+
+        Raises:
+            ServiceError: the file is truncated or corrupt.
+        """
+        ...
+
+    @property
+    def audio(self) -> AudioProbe | None:
+        """Its sound track; None: it has none."""
+        ...
+
+
+MediaProbe = ImageProbe | VideoProbe | AudioProbe
+"""Which one an item has, its modality says."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +141,11 @@ class Layout:
     chunk: EmbeddingChunk
     """Grid, token count, tensors, nbytes, placeholder metadata and media metadata; nothing else is set."""
     input: ModelInput
-    """The tensors that the tower takes for this item, and its cost in patches."""
+    """The tensors that the tower takes for this item, which tower that is, and the item's cost in patches."""
+    frames: tuple[int, ...] = ()
+    """The frames of a video that the model looks at: indices into ``VideoProbe.frame_times``."""
+    prepared: tuple[torch.Tensor, ...] = ()
+    """The model's input, where it had to be made in order to measure it, as for sound."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +160,7 @@ class TowerInput:
 
 
 class Tower(Protocol):
-    """The loaded towers of one checkpoint on one device."""
+    """The loaded towers of one checkpoint on one device: a model's vision and audio encoders together."""
 
     @property
     def weights(self) -> WeightsInfo:
@@ -86,15 +172,16 @@ class Tower(Protocol):
         """32 bytes over weights, dtype, preprocessing and width."""
         ...
 
-    def encode(self, items: Sequence[TowerInput]) -> list[torch.Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> list[tuple[torch.Tensor, ...]]:
         """Encodes a batch.
 
         Args:
-            items: at least one, of any sizes, from any requests.
+            items: at least one, all of one tower, of any sizes, from any requests.
 
         Returns:
-            For each item its rows: shape (token_count, width), in the tower's dtype, on its device. ``width`` is the
-            hidden size, or H·(1+levels) with deepstack.
+            For each item its matrices, as they follow one another in its slot, in the tower's dtype, on its device.
+            The first has the rows: shape (token_count, width), where ``width`` is the hidden size, or H·(1+levels) with
+            deepstack.
         """
         ...
 
@@ -124,25 +211,30 @@ class Adapter(Protocol):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of the tensors of a slot, ``embedding`` first."""
+        """The names of the tensors that a slot may have, ``embedding`` first."""
         ...
 
     def measure(self, item: MediaItem, probe: MediaProbe) -> Layout:
-        """The shape of an item and what it needs, from its header and options.
+        """The shape of an item and what it needs, from its probe and options.
 
         Raises:
             ServiceError: the item cannot be encoded by this family (modality, size, aspect ratio, options).
         """
         ...
 
-    def prepare(self, item: MediaItem, media: torch.Tensor, layout: Layout, out: Sequence[torch.Tensor]) -> None:
-        """Writes the model's input.
+    def prepare(self, item: MediaItem, probe: MediaProbe, layout: Layout) -> Sequence[torch.Tensor]:
+        """Decodes an item and makes the model's input of it. Runs while the front looks for space.
 
         Args:
             item: the item, with its options.
-            media: what :meth:`MediaProbe.decode` gave.
+            probe: what was measured.
             layout: what :meth:`measure` gave.
-            out: one tensor for each of ``layout.input.tensors``, in shared memory.
+
+        Returns:
+            The tensors that ``layout.input.tensors`` promises, in that order.
+
+        Raises:
+            ServiceError: the file is truncated or corrupt.
         """
         ...
 

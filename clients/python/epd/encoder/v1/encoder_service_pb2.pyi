@@ -51,6 +51,7 @@ class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENGINE_STATE_STARTING: _ClassVar[EngineState]
     ENGINE_STATE_READY: _ClassVar[EngineState]
     ENGINE_STATE_DOWN: _ClassVar[EngineState]
+    ENGINE_STATE_FAILING: _ClassVar[EngineState]
 DELIVERY_UNSPECIFIED: Delivery
 DELIVERY_CALLER: Delivery
 DELIVERY_RECEIVERS: Delivery
@@ -74,6 +75,7 @@ ENGINE_STATE_UNSPECIFIED: EngineState
 ENGINE_STATE_STARTING: EngineState
 ENGINE_STATE_READY: EngineState
 ENGINE_STATE_DOWN: EngineState
+ENGINE_STATE_FAILING: EngineState
 
 class EncodeRequest(_message.Message):
     __slots__ = ("request_id", "prompt_id", "num_parts", "items", "delivery", "receivers", "priority", "cache_policy", "cache_salt", "expected_fingerprint", "lease_ttl", "skip_layout")

@@ -1,12 +1,22 @@
 from epd.encoder.v1 import embedding_pb2 as _embedding_pb2
 from epd.encoder.v1 import media_pb2 as _media_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Tower(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOWER_UNSPECIFIED: _ClassVar[Tower]
+    TOWER_VISION: _ClassVar[Tower]
+    TOWER_AUDIO: _ClassVar[Tower]
+TOWER_UNSPECIFIED: Tower
+TOWER_VISION: Tower
+TOWER_AUDIO: Tower
 
 class MediaCommand(_message.Message):
     __slots__ = ("configure", "prepare", "grant", "drop")
@@ -49,13 +59,13 @@ class ChildFailed(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class ConfigureMedia(_message.Message):
-    __slots__ = ("model", "dtype", "input_arena_fd", "input_arena_bytes", "threads", "max_image_pixels", "log_level", "memory_bytes")
+    __slots__ = ("model", "dtype", "input_arena_fd", "input_arena_bytes", "threads", "limits", "log_level", "memory_bytes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     INPUT_ARENA_FD_FIELD_NUMBER: _ClassVar[int]
     INPUT_ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
-    MAX_IMAGE_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: str
@@ -63,22 +73,38 @@ class ConfigureMedia(_message.Message):
     input_arena_fd: int
     input_arena_bytes: int
     threads: int
-    max_image_pixels: int
+    limits: MediaLimits
     log_level: str
     memory_bytes: int
-    def __init__(self, model: _Optional[str] = ..., dtype: _Optional[str] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., log_level: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., dtype: _Optional[str] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., limits: _Optional[_Union[MediaLimits, _Mapping]] = ..., log_level: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class MediaLimits(_message.Message):
+    __slots__ = ("image_pixels", "video_pixels", "video_frames", "video_seconds", "audio_seconds")
+    IMAGE_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    image_pixels: int
+    video_pixels: int
+    video_frames: int
+    video_seconds: float
+    audio_seconds: float
+    def __init__(self, image_pixels: _Optional[int] = ..., video_pixels: _Optional[int] = ..., video_frames: _Optional[int] = ..., video_seconds: _Optional[float] = ..., audio_seconds: _Optional[float] = ...) -> None: ...
 
 class MediaReady(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("part", "item")
+    __slots__ = ("part", "item", "measure_only")
     PART_FIELD_NUMBER: _ClassVar[int]
     ITEM_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_ONLY_FIELD_NUMBER: _ClassVar[int]
     part: int
     item: _media_pb2.MediaItem
-    def __init__(self, part: _Optional[int] = ..., item: _Optional[_Union[_media_pb2.MediaItem, _Mapping]] = ...) -> None: ...
+    measure_only: bool
+    def __init__(self, part: _Optional[int] = ..., item: _Optional[_Union[_media_pb2.MediaItem, _Mapping]] = ..., measure_only: _Optional[bool] = ...) -> None: ...
 
 class Measured(_message.Message):
     __slots__ = ("part", "layout", "input")
@@ -91,14 +117,16 @@ class Measured(_message.Message):
     def __init__(self, part: _Optional[int] = ..., layout: _Optional[_Union[_embedding_pb2.EmbeddingChunk, _Mapping]] = ..., input: _Optional[_Union[ModelInput, _Mapping]] = ...) -> None: ...
 
 class ModelInput(_message.Message):
-    __slots__ = ("tensors", "nbytes", "patches")
+    __slots__ = ("tensors", "nbytes", "patches", "tower")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     PATCHES_FIELD_NUMBER: _ClassVar[int]
+    TOWER_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[_embedding_pb2.TensorSpec]
     nbytes: int
     patches: int
-    def __init__(self, tensors: _Optional[_Iterable[_Union[_embedding_pb2.TensorSpec, _Mapping]]] = ..., nbytes: _Optional[int] = ..., patches: _Optional[int] = ...) -> None: ...
+    tower: Tower
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_embedding_pb2.TensorSpec, _Mapping]]] = ..., nbytes: _Optional[int] = ..., patches: _Optional[int] = ..., tower: _Optional[_Union[Tower, str]] = ...) -> None: ...
 
 class InputGrant(_message.Message):
     __slots__ = ("part", "offset")
