@@ -65,6 +65,8 @@ def diagnose(model: Path | None, begin: Callable[[str], None] = lambda _: None) 
         ("torchvision", _torchvision),
         ("gRPC and protobuf", _grpc),
         ("image decoders", _images),
+        ("video decoders", _videos),
+        ("sound decoders", _sounds),
         ("shared memory", _shared_memory),
         ("memory", _memory),
         (_DEV_SHM, _dev_shm),
@@ -175,7 +177,32 @@ def _images(name: str) -> Finding:
         return Finding(
             name, State.BROKEN, f"{found}, no {', '.join(lacking)}", "install a wheel: `pip install -U pillow`"
         )
-    return Finding(name, State.WORKS, found + ("; simplejpeg is there and not used" if _version("simplejpeg") else ""))
+    return Finding(name, State.WORKS, found + (", simplejpeg for JPEG" if _version("simplejpeg") else ""))
+
+
+_VIDEOS = """
+import av
+missing = {"h264", "hevc", "vp9", "av1"} - av.codecs_available
+print(f"PyAV {av.__version__}" + (f", without {', '.join(sorted(missing))}" if missing else ""))
+"""
+
+_SOUNDS = """
+import numpy, soundfile, soxr
+assert len(soxr.resample(numpy.zeros(4410, numpy.float32), 44100, 16000, quality="HQ")) == 1600
+print(f"soundfile {soundfile.__version__} ({soundfile.__libsndfile_version__}), soxr {soxr.__version__}")
+"""
+
+
+def _videos(name: str) -> Finding:
+    succeeded, told = _try(_VIDEOS)
+    remedy = "" if succeeded else "videos cannot be encoded; install a wheel: `pip install -U av`"
+    return Finding(name, State.WORKS if succeeded else State.BROKEN, _last_line(told), remedy)
+
+
+def _sounds(name: str) -> Finding:
+    succeeded, told = _try(_SOUNDS)
+    remedy = "" if succeeded else "sound cannot be encoded; install wheels: `pip install -U soundfile soxr`"
+    return Finding(name, State.WORKS if succeeded else State.BROKEN, _last_line(told), remedy)
 
 
 def _shared_memory(name: str) -> Finding:

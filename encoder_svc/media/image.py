@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 # Importing a plugin registers its format; those that are not imported here are never tried.
@@ -33,6 +34,7 @@ from PIL import (
 )
 
 from encoder_svc.errors import Reason, ServiceError
+from encoder_svc.media.jpeg import decode_jpeg
 from encoder_svc.media.truncation import ends_early
 
 # Formats by what their files begin with. Nothing else is opened: Pillow knows some 40 more, few of them hardened, one
@@ -57,6 +59,17 @@ _DEEP_GREY_MODES = frozenset({"I", "F", "I;16", "I;16B", "I;16L", "I;16N"})
 
 # Orientations that exchange width and height (EXIF 2.32, tag 274).
 _TURNED = frozenset({5, 6, 7, 8})
+
+# How an image is made upright, by its orientation.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 # What Pillow's decoders raise on damaged files.
 _DAMAGE = (
@@ -133,12 +146,22 @@ class ImageProbe:
             ServiceError: the file is truncated or corrupt.
         """
         with self._damage_told("pixels"):
-            pixels = np.array(ImageOps.exif_transpose(self._image).convert("RGB"))
+            pixels = self._decode_jpeg() if self._format == "JPEG" else None
+            if pixels is None:
+                pixels = np.array(ImageOps.exif_transpose(self._image).convert("RGB"))
         if pixels.shape != (self._height, self._width, 3):
             raise ServiceError(
                 Reason.MEDIA_CORRUPT, "the image's pixels are not of the size that its header says; save it again"
             )
         return torch.from_numpy(pixels)
+
+    def _decode_jpeg(self) -> npt.NDArray[np.uint8] | None:
+        """The upright pixels, if they can be had without Pillow's decoder."""
+        pixels = decode_jpeg(self._data, self._image.mode)
+        if pixels is None or pixels.shape[1::-1] != self._image.size:
+            return None
+        turn = _TURNS.get(self._orientation())
+        return pixels if turn is None else np.array(Image.fromarray(pixels).transpose(turn))
 
     def _orientation(self) -> int:
         """The EXIF orientation that is still to be applied to the size of the header."""

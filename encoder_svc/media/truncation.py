@@ -22,13 +22,13 @@ def ends_early(image_format: str, data: bytes) -> bool:
             return not _has_png_end(data)
         case "GIF":
             return not data.rstrip(b"\0\n\r ").endswith(b";")  # trailer
-        case "WEBP":
+        case "WEBP" | "AVI":
             return len(data) < 12 or struct.unpack_from("<I", data, 4)[0] + 8 > len(data)  # RIFF size
         case "BMP":
             return len(data) < 26 or struct.unpack_from("<I", data, 2)[0] > len(data)  # bfSize
         case "TIFF":
             return _ends_before_directory(data)
-        case "AVIF":
+        case "AVIF" | "MP4":
             return _ends_inside_box(data)
     return False
 

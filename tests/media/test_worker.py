@@ -112,8 +112,7 @@ def test_input_in_shared_memory_is_the_adapters(
     item = MediaItem(modality=Modality.MODALITY_IMAGE)
     layout = adapter.measure(item, probe)
     assert (layout.chunk, layout.input) == (measured.layout, measured.input)
-    expected = torch.empty(list(layout.input.tensors[0].shape), dtype=torch.uint8)
-    adapter.prepare(item, probe.decode(), layout, [expected])
+    (expected,) = adapter.prepare(item, probe, layout)
     assert torch.equal(tensor_view(arena, offset, measured.input.tensors[0]), expected)
     assert (guard == 0xA5).all()
 
@@ -126,7 +125,7 @@ BAD: dict[str, tuple[tuple[bytes, ...], dict[str, object], str]] = {
     "damaged": ((picture(64, 64)[:200] + b"\0" * 64 + picture(64, 64)[264:],), {}, "MEDIA_CORRUPT"),
     "too many pixels": ((one_colour(5000, 4001),), {}, "MEDIA_TOO_LARGE"),
     "too long and thin": ((picture(1, 2000),), {}, "MEDIA_UNSUPPORTED"),
-    "video": ((picture(64, 64),), {"modality": Modality.MODALITY_VIDEO}, "MODALITY_UNSUPPORTED"),
+    "video": ((picture(64, 64),), {"modality": Modality.MODALITY_VIDEO}, "MEDIA_UNRECOGNIZED"),
     "audio": ((picture(64, 64),), {"modality": Modality.MODALITY_AUDIO}, "MODALITY_UNSUPPORTED"),
     "no modality": ((picture(64, 64),), {"modality": 0}, "MODALITY_UNSUPPORTED"),
 }
