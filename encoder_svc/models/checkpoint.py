@@ -17,6 +17,7 @@ from encoder_svc.errors import SetupError
 
 CONFIG = "config.json"
 PREPROCESSOR_CONFIG = "preprocessor_config.json"
+VIDEO_PREPROCESSOR_CONFIG = "video_preprocessor_config.json"
 PROCESSOR_CONFIG = "processor_config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -41,7 +42,11 @@ class Checkpoint:
     path: Path
     config: dict[str, Any]
     preprocessor: dict[str, Any] = field(repr=False)
-    """The image processor's settings. Empty: the folder has none."""
+    """The image processor's settings, or those of a feature extractor for sound. Empty: the folder has none."""
+    video_preprocessor: dict[str, Any] = field(repr=False)
+    """The video processor's settings. Empty: the folder has none."""
+    feature_extractor: dict[str, Any] = field(repr=False)
+    """The feature extractor's settings. Empty: the folder has none."""
     files: dict[str, str] = field(repr=False)
     """The file of each tensor, by the tensor's name."""
 
@@ -64,6 +69,16 @@ class Checkpoint:
     def dtype(self) -> str:
         """The dtype that the config names: ``bfloat16``, ...; empty if it names none."""
         return str(self.config.get("dtype") or self.config.get("torch_dtype") or "").removeprefix("torch.")
+
+    def folder(self, name: str) -> Checkpoint:
+        """A folder of the checkpoint that has a config and weights of its own.
+
+        Raises:
+            SetupError: it is missing, or cannot be read.
+        """
+        if not (self.path / name).is_dir():
+            raise SetupError(f"{self.path} has no folder {name}, which {self.model_type} needs; download it too")
+        return open_checkpoint(self.path / name)
 
     def names(self, prefixes: Iterable[str]) -> list[str]:
         """The sorted names of the tensors that begin with one of ``prefixes``."""
@@ -129,16 +144,23 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not (path / CONFIG).is_file():
         raise SetupError(f"{path} has no {CONFIG}; give the folder of a checkpoint as on the hub")
     config = _read_object(path / CONFIG)
-    return Checkpoint(path=path, config=config, preprocessor=_read_preprocessor(path), files=_list_tensors(path))
+    return Checkpoint(
+        path=path,
+        config=config,
+        preprocessor=_read_preprocessor(path, "image_processor", PREPROCESSOR_CONFIG),
+        video_preprocessor=_read_preprocessor(path, "video_processor", VIDEO_PREPROCESSOR_CONFIG),
+        feature_extractor=_read_preprocessor(path, "feature_extractor", PREPROCESSOR_CONFIG),
+        files=_list_tensors(path),
+    )
 
 
-def _read_preprocessor(path: Path) -> dict[str, Any]:
-    if (path / PREPROCESSOR_CONFIG).is_file():
-        return _read_object(path / PREPROCESSOR_CONFIG)
+def _read_preprocessor(path: Path, section: str, file: str) -> dict[str, Any]:
+    """Settings in a section of the one file that transformers 5 writes, or in a file of their own."""
     if (path / PROCESSOR_CONFIG).is_file():
-        nested = _read_object(path / PROCESSOR_CONFIG).get("image_processor")
-        return nested if isinstance(nested, dict) else {}
-    return {}
+        nested = _read_object(path / PROCESSOR_CONFIG).get(section)
+        if isinstance(nested, dict):
+            return nested
+    return _read_object(path / file) if (path / file).is_file() else {}
 
 
 def _list_tensors(path: Path) -> dict[str, str]:

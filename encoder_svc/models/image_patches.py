@@ -8,7 +8,7 @@ so an item's input is one byte per value instead of eight.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
@@ -66,10 +66,27 @@ class ImagePreprocessing(BaseModel):
         return scale, shift
 
 
+Constants = TypeVar("Constants", bound=ImagePreprocessing)
+
+
 def read_image_preprocessing(preprocessor: dict[str, Any]) -> ImagePreprocessing:
     """The constants in a ``preprocessor_config.json``.
 
+    Raises:
+        SetupError: a value is wrong, or asks for something else than resizing bicubically.
+    """
+    return read_preprocessing(ImagePreprocessing, preprocessor, "preprocessor_config.json")
+
+
+def read_preprocessing(model: type[Constants], preprocessor: dict[str, Any], file: str) -> Constants:
+    """The constants of a processor that resizes to bounds of pixels.
+
     ``min_pixels`` and ``max_pixels`` come before ``size.shortest_edge`` and ``size.longest_edge``, as in transformers.
+
+    Args:
+        model: which constants there are, and their defaults.
+        preprocessor: the settings.
+        file: where they are from, for messages.
 
     Raises:
         SetupError: a value is wrong, or asks for something else than resizing bicubically.
@@ -81,19 +98,17 @@ def read_image_preprocessing(preprocessor: dict[str, Any]) -> ImagePreprocessing
             if size.get(edge) is not None:
                 values.setdefault(name, size[edge])
     try:
-        constants = ImagePreprocessing.model_validate(values)
+        constants = model.model_validate(values)
     except ValidationError as error:
         fault = error.errors()[0]
-        raise SetupError(
-            f"preprocessor_config.json: {'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
-        ) from None
+        raise SetupError(f"{file}: {'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}") from None
     if not constants.do_resize or constants.resample != BICUBIC:
         raise SetupError(
-            "preprocessor_config.json asks for do_resize false or another filter than bicubic (resample 3), which this "
+            f"{file} asks for do_resize false or another filter than bicubic (resample 3), which this "
             "family's preprocessing does not do"
         )
     if constants.min_pixels > constants.max_pixels:
-        raise SetupError("preprocessor_config.json: min_pixels is greater than max_pixels")
+        raise SetupError(f"{file}: min_pixels is greater than max_pixels")
     return constants
 
 
@@ -111,8 +126,25 @@ def pixel_bounds(constants: ImagePreprocessing, options: ImageOptions) -> tuple[
         )
     least = options.min_pixels or constants.min_pixels
     greatest = options.max_pixels or constants.max_pixels
+    return check_pixel_bounds(least, greatest, "min_pixels" if options.min_pixels else "max_pixels", constants)
+
+
+def check_pixel_bounds(least: int, greatest: int, given: str, constants: ImagePreprocessing) -> tuple[int, int]:
+    """Refuses bounds that no size meets, or that ask for sizes beyond reason.
+
+    Args:
+        least: pixels.
+        greatest: pixels.
+        given: the option to name.
+        constants: the checkpoint's, for the message.
+
+    Returns:
+        Both, at most :data:`MAX_RESIZED_PIXELS`.
+
+    Raises:
+        ServiceError: ``least`` is greater than ``greatest``, or than any size may be.
+    """
     if least > greatest:
-        given = "min_pixels" if options.min_pixels else "max_pixels"
         raise ServiceError(
             Reason.REQUEST_INVALID,
             f"min_pixels {least} is greater than max_pixels {greatest} (0 takes the model's default: "
@@ -145,11 +177,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     Raises:
         ServiceError: the longer side is more than :data:`MAX_ASPECT_RATIO` shorter ones.
     """
-    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
-        raise ServiceError(
-            Reason.MEDIA_UNSUPPORTED,
-            f"the image is {width}×{height} pixels; this model takes aspect ratios up to {MAX_ASPECT_RATIO}:1: crop it",
-        )
+    check_aspect_ratio(height, width)
     rows, columns = round(height / factor), round(width / factor)
     pixels = rows * columns * factor**2
     if pixels > max_pixels:
@@ -161,6 +189,20 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
         rows = math.ceil(height * grow / factor)
         columns = math.ceil(width * grow / factor)
     return rows * factor, columns * factor
+
+
+def check_aspect_ratio(height: int, width: int) -> None:
+    """Refuses pictures that are too long.
+
+    Raises:
+        ServiceError: the longer side is more than :data:`MAX_ASPECT_RATIO` shorter ones.
+    """
+    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
+        raise ServiceError(
+            Reason.MEDIA_UNSUPPORTED,
+            f"the picture is {width}×{height} pixels; this model takes aspect ratios up to {MAX_ASPECT_RATIO}:1: crop "
+            "it",
+        )
 
 
 def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -184,13 +226,13 @@ def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 
 def cut_patches(image: torch.Tensor, patch_size: int, merge_size: int, out: torch.Tensor) -> None:
-    """Cuts an image into patches in merge-block order: the patches of a block are neighbours.
+    """Cuts a picture into patches in merge-block order: the patches of a block are neighbours.
 
     Args:
         image: uint8, shape (channels, height, width), both sides whole merge blocks.
         patch_size: pixels.
         merge_size: patches.
-        out: takes the patches; uint8, shape (patches, channels · patch_size²), contiguous.
+        out: takes the patches; uint8, shape (patches, channels, patch_size²), the last dimension contiguous.
     """
     channels, height, width = image.shape
     block_rows, block_columns = height // patch_size // merge_size, width // patch_size // merge_size

@@ -6,7 +6,8 @@ To add a family, add a row to :data:`FAMILIES` (docs/models.md).
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,20 +40,140 @@ class Family:
     """What was compared with the reference, in a few words."""
     needs_preprocessor: bool = True
     """The folder must hold ``preprocessor_config.json``: transformers' defaults are not those of every checkpoint."""
+    needs_transformers: bool = True
+    """Its engine imports transformers, which takes longer than all else of a start."""
+    folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Folders of the checkpoint that have weights of their own: how the names of the towers' tensors begin in each."""
 
+
+_LLAVA_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
+def _image_family(
+    model_type: str,
+    architecture: str,
+    prefixes: tuple[str, ...] = _LLAVA_PREFIXES,
+    tensors: tuple[str, ...] = ("embedding",),
+    verified: str = "images: pixels of the processor without torchvision, embeddings within 1e-4 of transformers 5.24, "
+    "fp32",
+    adapter: str = "encoder_svc.models.transformers_images:make_adapter",
+    needs_transformers: bool = True,
+) -> Family:
+    """A family that :mod:`encoder_svc.models.image_families` describes."""
+    return Family(
+        model_type=model_type,
+        architectures=(architecture,),
+        modalities=(Modality.MODALITY_IMAGE,),
+        tensors=tensors,
+        prefixes=prefixes,
+        adapter=adapter,
+        verified=verified,
+        needs_transformers=needs_transformers,
+    )
+
+
+_PATCHES = "images: pixels bit for bit and embeddings within 1e-4 of transformers 5.24, fp32"
+_POOLED_TENSORS = ("embedding", "pooled_embedding")
+
+
+def _qwen_vl_family(model_type: str, architecture: str, levels: int = 0) -> Family:
+    """A family of :mod:`encoder_svc.models.qwen_vl`, with as many levels of deepstack as its checkpoints have."""
+    return Family(
+        model_type=model_type,
+        architectures=(architecture,),
+        modalities=(Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO),
+        tensors=("embedding", *(f"deepstack_{level}" for level in range(levels))),
+        prefixes=("visual.", "model.visual."),
+        adapter="encoder_svc.models.qwen_vl:make_adapter",
+        verified="images and videos: pixels bit for bit, frames, embeddings within 1e-4 of transformers 5.24, fp32",
+        needs_transformers=False,
+    )
+
+
+def _audio_family(model_type: str, architecture: str, prefixes: tuple[str, ...]) -> Family:
+    """A family that only hears, with a module of its own."""
+    return Family(
+        model_type=model_type,
+        architectures=(architecture,),
+        modalities=(Modality.MODALITY_AUDIO,),
+        tensors=("embedding",),
+        prefixes=prefixes,
+        adapter=f"encoder_svc.models.{model_type}:make_adapter",
+        verified="sound: samples and mel (within 1e-5), embeddings within 1e-4 of transformers 5.24, fp32",
+        needs_transformers=False,
+    )
+
+
+def _omni_family(model_type: str, architecture: str, levels: int = 0) -> Family:
+    """A family of :mod:`encoder_svc.models.qwen_omni`, with as many levels of deepstack as its checkpoints have."""
+    return Family(
+        model_type=model_type,
+        architectures=(architecture,),
+        modalities=(Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO),
+        tensors=("embedding", *(f"deepstack_{level}" for level in range(levels))),
+        prefixes=("thinker.visual.", "thinker.audio_tower.", "thinker.model.visual.", "thinker.model.audio_tower."),
+        adapter="encoder_svc.models.qwen_omni:make_adapter",
+        verified="images, videos without sound, sound: embeddings within 1e-4 of transformers 5.24, fp32",
+        needs_transformers=False,
+    )
+
+
+_AUDIO_PREFIXES = ("audio_tower.", "multi_modal_projector.", "model.audio_tower.", "model.multi_modal_projector.")
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
+        _qwen_vl_family("qwen2_vl", "Qwen2VLForConditionalGeneration"),
+        _qwen_vl_family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+        _qwen_vl_family("qwen3_vl", "Qwen3VLForConditionalGeneration", levels=3),
+        _qwen_vl_family("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", levels=3),
+        _qwen_vl_family("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+        _omni_family("qwen2_5_omni", "Qwen2_5OmniForConditionalGeneration"),
+        _omni_family("qwen3_omni_moe", "Qwen3OmniMoeForConditionalGeneration", levels=3),
         Family(
-            model_type="qwen2_5_vl",
-            architectures=("Qwen2_5_VLForConditionalGeneration",),
-            modalities=(Modality.MODALITY_IMAGE,),
-            tensors=("embedding",),
-            prefixes=("visual.", "model.visual."),
-            adapter="encoder_svc.models.qwen2_5_vl:make_adapter",
-            verified="images: pixels bit for bit and embeddings within 1e-4 of transformers 5.24, fp32",
+            model_type="mimo_v2",
+            architectures=("MiMoV2ForCausalLM",),
+            modalities=(Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO),
+            tensors=("embedding", "video_audio_embedding"),
+            prefixes=("visual.", "vision_model.", "audio_", "speech_embeddings."),
+            adapter="encoder_svc.models.mimo_v2:make_adapter",
+            verified="images, videos with sound, sound: within 1e-4 of our own formulation; not with published weights",
+            needs_transformers=False,
+            folders={"audio_tokenizer": ("encoder.",)},
         ),
+        _audio_family("whisper", "WhisperForConditionalGeneration", ("model.encoder.", "encoder.")),
+        _audio_family("qwen2_audio", "Qwen2AudioForConditionalGeneration", _AUDIO_PREFIXES),
+        _audio_family("voxtral", "VoxtralForConditionalGeneration", _AUDIO_PREFIXES),
+        _image_family("llava", "LlavaForConditionalGeneration"),
+        _image_family(
+            "llava_onevision",
+            "LlavaOnevisionForConditionalGeneration",
+            (*_LLAVA_PREFIXES, "image_newline", "model.image_newline"),
+        ),
+        _image_family("internvl", "InternVLForConditionalGeneration"),
+        _image_family("gemma3", "Gemma3ForConditionalGeneration"),
+        _image_family("mistral3", "Mistral3ForConditionalGeneration"),
+        _image_family("glm4v", "Glm4vForConditionalGeneration", ("model.visual.", "visual."), verified=_PATCHES),
+        _image_family("glm4v_moe", "Glm4vMoeForConditionalGeneration", ("model.visual.", "visual."), verified=_PATCHES),
+        _image_family("glm46v", "Glm46VForConditionalGeneration", ("model.visual.", "visual."), verified=_PATCHES),
+        _image_family("minicpmv4_6", "MiniCPMV4_6ForConditionalGeneration", ("model.vision_tower.", "model.merger.")),
+        _image_family(
+            "kimi_k25",
+            "Kimi_K25ForConditionalGeneration",
+            ("vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector."),
+            verified=_PATCHES,
+        ),
+        _image_family(
+            "kimi_vl",
+            "KimiVLForConditionalGeneration",
+            ("vision_tower.", "multi_modal_projector."),
+            verified="images: embeddings within 1e-4 of Kimi K2.5's tower of transformers 5.24, fp32",
+            adapter="encoder_svc.models.kimi_vl:make_adapter",
+            needs_transformers=False,
+        ),
+        _image_family("siglip", "SiglipModel", ("vision_model.",), _POOLED_TENSORS),
+        _image_family("clip", "CLIPModel", ("vision_model.", "visual_projection."), _POOLED_TENSORS),
+        _image_family("dinov2", "Dinov2Model", ("embeddings.", "encoder.", "layernorm."), _POOLED_TENSORS),
     )
 }
 """The families that can be served, by ``model_type``."""
@@ -96,6 +217,8 @@ def check_servable(path: Path) -> CheckpointSummary:
     """
     checkpoint, family = _open(path)
     checkpoint.stored(family.prefixes)
+    for folder, prefixes in family.folders.items():
+        checkpoint.folder(folder).stored(prefixes)
     return CheckpointSummary(checkpoint.name, family.model_type, checkpoint.dtype)
 
 
@@ -122,7 +245,7 @@ def open_adapter(path: Path, dtype: str) -> Adapter:
 def _open(path: Path) -> tuple[Checkpoint, Family]:
     checkpoint = open_checkpoint(path)
     family = find_family(checkpoint)
-    if family.needs_preprocessor and not checkpoint.preprocessor:
+    if family.needs_preprocessor and not (checkpoint.preprocessor or checkpoint.feature_extractor):
         raise SetupError(
             f"{path} has no {PREPROCESSOR_CONFIG}, which says how {family.model_type} prepares media; download it too"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 
 from encoder_svc.models.packing import SegmentBounds, Segments
 
@@ -42,6 +41,9 @@ def attend(fused: torch.Tensor, segments: Segments) -> torch.Tensor:
     """
     patches, _, heads, size = fused.shape
     if isinstance(segments, SegmentBounds):
+        # Not at the top: it takes seconds, with torch's compiler, and only CUDA comes here.
+        from torch.nn.attention.varlen import varlen_attn
+
         query, key, value = fused.unbind(1)
         bounds, longest = segments.bounds, segments.longest
         rows: torch.Tensor = varlen_attn(query, key, value, bounds, bounds, longest, longest)  # type: ignore[assignment]

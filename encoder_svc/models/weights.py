@@ -17,9 +17,7 @@ from typing import Any
 
 import torch
 import xxhash
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers.utils import logging as transformers_logging
 
 from encoder_svc.errors import SetupError
 from encoder_svc.models.adapter import Progress
@@ -125,6 +123,8 @@ def read_config(config_class: type[Any], checkpoint: Checkpoint) -> Any:
     Raises:
         SetupError: transformers refuses it.
     """
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
         return config_class.from_dict(checkpoint.config)
     except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError):
@@ -140,7 +140,7 @@ def build_towers(
     config: Any,
     weights: TowerWeights,
     dtype: torch.dtype,
-    language_model: str = "language_model",
+    absent: Sequence[str] = ("language_model",),
 ) -> Any:
     """Builds a family's base model without its language model and puts the towers' weights in.
 
@@ -152,7 +152,7 @@ def build_towers(
         config: its configuration. It is changed: nothing is tied, because there is nothing to tie to.
         weights: what was read.
         dtype: of the parameters.
-        language_model: the attribute of the base class that holds the language model.
+        absent: the attributes of the base class that hold the language model and what else is no part of the towers.
 
     Returns:
         The model, in evaluation mode, on the host.
@@ -160,11 +160,14 @@ def build_towers(
     Raises:
         SetupError: a weight is missing, has no place in the model, or has the wrong shape; or no model can be built.
     """
+    # Not at the top: families whose modules are our own load without transformers.
+    from transformers.utils import logging as transformers_logging
+
     config.tie_word_embeddings = False
     shows_progress = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model, report = _without_language_model(base_class, language_model).from_pretrained(
+        model, report = _without(base_class, absent).from_pretrained(
             None,
             config=config,
             state_dict=weights.state,
@@ -182,8 +185,8 @@ def build_towers(
     finally:
         if shows_progress:
             transformers_logging.enable_progress_bar()
-    _check(report)
-    language = [name for name, _ in model.named_parameters() if name.startswith(language_model + ".")]
+    check_fit(report)
+    language = [name for name, _ in model.named_parameters() if name.split(".")[0] in absent]
     missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if language or missing:
         raise AssertionError(f"language weights {language[:3]} or weights without values {missing[:3]} in the towers")
@@ -193,18 +196,29 @@ def build_towers(
     return model.eval().requires_grad_(False)
 
 
-def _without_language_model(base_class: type[Any], language_model: str) -> type[Any]:
+def _without(base_class: type[Any], absent: Sequence[str]) -> type[Any]:
     """A subclass whose language model is an empty module as soon as it is built, before it has memory."""
 
     def build(self: Any, config: Any) -> None:
         base_class.__init__(self, config)
-        setattr(self, language_model, torch.nn.Module())
+        for name in absent:
+            delattr(self, name)
+            setattr(self, name, torch.nn.Module())
 
     # Transformers finds the renamings of a model's keys by its class's name, and only for classes of its own modules.
     return type(base_class.__name__, (base_class,), {"__init__": build, "__module__": base_class.__module__})
 
 
-def _check(report: Mapping[str, Any]) -> None:
+def check_fit(report: Mapping[str, Any]) -> None:
+    """Refuses weights that do not fit a model.
+
+    Args:
+        report: ``mismatched_keys``, each with the shape that was read and the one that the config asks for;
+            ``missing_keys``; ``unexpected_keys``: as transformers' loading info.
+
+    Raises:
+        SetupError: there is one; it is named.
+    """
     faults: list[tuple[str, Callable[[Any], str]]] = [
         ("mismatched_keys", lambda key: f"{key[0]} has shape {tuple(key[1])}, the config asks for {tuple(key[2])}"),
         ("missing_keys", lambda key: f"{key} is not in the checkpoint"),

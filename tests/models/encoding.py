@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,13 @@ def prepare(adapter: Adapter, picture: Picture) -> tuple[Layout, TowerInput]:
     """Measures and prepares a picture."""
     item, probe = image_item(picture), DecodedPicture(picture.pixels())
     layout = adapter.measure(item, probe)
-    (spec,) = layout.input.tensors
-    patches = torch.empty(tuple(spec.shape), dtype=torch.uint8)
-    adapter.prepare(item, probe.decode(), layout, [patches])
+    (patches,) = adapter.prepare(item, probe, layout)
     return layout, TowerInput(item.modality, tuple(layout.chunk.grid_dim), (patches,))
+
+
+def embed(tower: Any, items: Sequence[TowerInput]) -> list[torch.Tensor]:
+    """The rows of each item of a batch."""
+    return [matrices[0] for matrices in tower.encode(items)]
 
 
 def pixel_values(patches: torch.Tensor) -> torch.Tensor:

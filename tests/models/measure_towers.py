@@ -28,12 +28,12 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn import functional
 
-from encoder_svc.models import linear, qwen2_5_vl_tower
+from encoder_svc.models import linear, qwen_vision_tower
 from encoder_svc.models.adapter import TowerInput
 from encoder_svc.models.packing import PackedBatch, SegmentGroup, Segments, pack
 from encoder_svc.models.registry import open_adapter
 from epd.encoder.v1.media_pb2 import Modality
-from tests.models.encoding import pixel_values, whole_model
+from tests.models.encoding import embed, pixel_values, whole_model
 
 BATCHES = ((56, 1), (56, 32), (224, 1), (224, 8), (448, 2))
 """Sides in pixels and images."""
@@ -95,13 +95,13 @@ def unpaired(heads: int, size: int) -> torch.Tensor:
 
 LEVERS: dict[str, list[tuple[Any, str, Any]]] = {
     "packed weights, fused × and +": [(linear, "has_packed_kernels", never_packed)],
-    "one operator for a norm": [(qwen2_5_vl_tower, "_normalise", normalise_as_transformers)],
+    "one operator for a norm": [(qwen_vision_tower, "_normalise", normalise_as_transformers)],
     "rotation in place": [
-        (qwen2_5_vl_tower, "rotate", rotate_as_transformers),
-        (qwen2_5_vl_tower, "pair_halves", unpaired),
+        (qwen_vision_tower, "rotate", rotate_as_transformers),
+        (qwen_vision_tower, "pair_halves", unpaired),
     ],
-    "segments of a length in one call": [(qwen2_5_vl_tower, "attend", attend_one_by_one)],
-    "frames without a copy": [(qwen2_5_vl_tower, "pack", pack_with_copies)],
+    "segments of a length in one call": [(qwen_vision_tower, "attend", attend_one_by_one)],
+    "frames without a copy": [(qwen_vision_tower, "pack", pack_with_copies)],
 }
 
 
@@ -128,7 +128,7 @@ class Ways:
             with without(lever):
                 self.towers[lever] = load()
         self.unplanned = load()
-        self.unplanned._plan = self.unplanned._make_plan
+        self.unplanned.vision._plan = self.unplanned.vision._make_plan
         self.dtype = getattr(torch, dtype)
         self.visual = whole_model(checkpoint, self.dtype).model.visual
 
@@ -149,9 +149,9 @@ class Ways:
 
     def encode(self, tower: Any, items: list[TowerInput], lever: str = "") -> list[torch.Tensor]:
         if not lever:
-            return list(tower.encode(items))
+            return embed(tower, items)
         with without(lever):
-            return list(tower.encode(items))
+            return embed(tower, items)
 
     @torch.inference_mode()
     def transformers(self, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:

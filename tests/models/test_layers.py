@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 
-from encoder_svc.models import linear, qwen2_5_vl_tower, segment_attention
+from encoder_svc.models import linear, qwen_vision_tower
 from encoder_svc.models.adapter import TowerInput
 from encoder_svc.models.linear import Linear
 from encoder_svc.models.rotary import pair_halves, rotate, rotations
 from epd.encoder.v1.media_pb2 import Modality
-from tests.models.encoding import load
+from tests.models.encoding import embed, load
 
 HEADS, SIZE = 3, 20
 CPU = torch.device("cpu")
@@ -96,8 +96,8 @@ def test_the_order_for_segments_of_any_lengths_gives_the_same_rows(
         )
         for rows, columns in ((10, 6), (16, 16), (4, 4), (8, 24), (16, 16))
     ]
-    expected = load(tiny_checkpoint)[1].encode(items)
-    monkeypatch.setattr(qwen2_5_vl_tower, "takes_any_lengths", lambda *_: True)
-    monkeypatch.setattr(segment_attention, "varlen_attn", attend_by_bounds)
-    for rows, same in zip(load(tiny_checkpoint)[1].encode(items), expected, strict=True):
+    expected = embed(load(tiny_checkpoint)[1], items)
+    monkeypatch.setattr(qwen_vision_tower, "takes_any_lengths", lambda *_: True)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_bounds)
+    for rows, same in zip(embed(load(tiny_checkpoint)[1], items), expected, strict=True):
         torch.testing.assert_close(rows, same, atol=1e-4, rtol=0)

@@ -111,7 +111,7 @@ def test_bounds_that_no_size_meets_are_refused(adapter: Adapter, options: ImageO
 
 
 def test_other_media_and_their_options_are_refused(adapter: Adapter) -> None:
-    assert refusal(adapter, MediaItem(modality=Modality.MODALITY_VIDEO)).reason == Reason.MODALITY_UNSUPPORTED
+    assert refusal(adapter, MediaItem(modality=Modality.MODALITY_AUDIO)).reason == Reason.MODALITY_UNSUPPORTED
     item = MediaItem(modality=Modality.MODALITY_IMAGE, video=VideoOptions(fps=1.0))
     assert refusal(adapter, item).reason == Reason.REQUEST_INVALID
 

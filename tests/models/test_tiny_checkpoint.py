@@ -32,10 +32,9 @@ def embed(checkpoint: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     item = MediaItem(modality=Modality.MODALITY_IMAGE)
     probe = DecodedPicture(torch.from_numpy(getattr(data, name)()[:256, :256].copy()))
     layout = adapter.measure(item, probe)
-    patches = torch.empty(tuple(layout.input.tensors[0].shape), dtype=torch.uint8)
-    adapter.prepare(item, probe.pixels, layout, [patches])
+    (patches,) = adapter.prepare(item, probe, layout)
     grid = tuple(layout.chunk.grid_dim)
-    return tower.encode([TowerInput(item.modality, grid, (patches,))])[0].clone(), torch.tensor([grid])
+    return tower.encode([TowerInput(item.modality, grid, (patches,))])[0][0].clone(), torch.tensor([grid])
 
 
 def answer(model: Any, checkpoint: Path, rows: torch.Tensor, grid: torch.Tensor) -> tuple[list[int], torch.Tensor]:

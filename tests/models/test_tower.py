@@ -16,7 +16,7 @@ from transformers.vision_utils import get_vision_position_ids, get_vision_window
 
 from encoder_svc.models.adapter import Layout, TowerInput
 from encoder_svc.models.packing import Grid, SegmentBounds, Segments, pack
-from tests.models.encoding import load, pixel_values, prepare, whole_model
+from tests.models.encoding import embed, load, pixel_values, prepare, whole_model
 from tests.models.pictures import Picture
 
 PICTURES = (
@@ -53,7 +53,7 @@ def test_embeddings_are_those_of_the_whole_model(
 ) -> None:
     items = [item for _, item in prepared]
     expected = reference_rows(whole_model(tiny_checkpoint), items)
-    given_rows = tower.encode(items)
+    given_rows = embed(tower, items)
     for (layout, _), rows, reference in zip(prepared, given_rows, expected, strict=True):
         assert list(rows.shape) == list(layout.chunk.tensors[0].shape)
         assert rows.dtype == torch.float32
@@ -67,17 +67,17 @@ def test_a_batch_of_mixed_sizes_gives_what_its_items_give_alone(
     tower: Any, prepared: list[tuple[Layout, TowerInput]]
 ) -> None:
     items = [item for _, item in prepared]
-    together = tower.encode(items)
-    backwards = tower.encode(items[::-1])[::-1]
+    together = embed(tower, items)
+    backwards = embed(tower, items[::-1])[::-1]
     for item, rows, reordered in zip(items, together, backwards, strict=True):
-        (alone,) = tower.encode([item])
+        (alone,) = embed(tower, [item])
         torch.testing.assert_close(rows, alone, atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(reordered, alone, atol=TOLERANCE, rtol=0)
 
 
 def test_equal_items_of_a_batch_get_equal_rows(tower: Any, prepared: list[tuple[Layout, TowerInput]]) -> None:
     item = prepared[2][1]
-    first, second = tower.encode([item, item])
+    first, second = embed(tower, [item, item])
     torch.testing.assert_close(first, second, atol=TOLERANCE, rtol=0)
 
 
@@ -86,13 +86,13 @@ def test_an_item_of_a_batch_does_not_reach_its_neighbours(
 ) -> None:
     kept, other = prepared[0][1], prepared[4][1]
     changed = TowerInput(other.modality, other.grid, (255 - other.tensors[0],))
-    before, after = tower.encode([kept, other])[0], tower.encode([kept, changed])[0]
+    before, after = embed(tower, [kept, other])[0], embed(tower, [kept, changed])[0]
     torch.testing.assert_close(before, after, atol=TOLERANCE, rtol=0)
 
 
 def test_the_warm_up_runs(tiny_checkpoint: Path, tower: Any) -> None:
     adapter, _ = load(tiny_checkpoint)
-    (rows,) = tower.encode([adapter.warm_up_input()])
+    (rows,) = embed(tower, [adapter.warm_up_input()])
     assert rows.shape == (4, adapter.hidden_size)
     assert rows.isfinite().all()
 
@@ -104,7 +104,7 @@ def test_bfloat16_stays_as_near_as_transformers_own(
     _, tower = load(tiny_checkpoint, "bfloat16")
     exact = torch.cat(reference_rows(whole_model(tiny_checkpoint), items))
     theirs = torch.cat(reference_rows(whole_model(tiny_checkpoint, torch.bfloat16), items)).float()
-    ours = torch.cat(tower.encode(items))
+    ours = torch.cat(embed(tower, items))
     assert ours.dtype == torch.bfloat16
     cosine = torch.nn.functional.cosine_similarity(ours.float(), exact)
     assert cosine.min() > 0.99
@@ -158,7 +158,7 @@ def test_frames_whose_windows_are_whole_need_no_copy(batch: list[Grid]) -> None:
 
 def test_a_plan_of_other_grids_is_not_taken(tower: Any, prepared: list[tuple[Layout, TowerInput]]) -> None:
     items = [item for _, item in prepared]
-    expected = [tower.encode([item])[0] for item in items]
+    expected = [embed(tower, [item])[0] for item in items]
     for _ in range(2):
         for item, rows in zip(items, expected, strict=True):
-            torch.testing.assert_close(tower.encode([item])[0], rows, atol=TOLERANCE, rtol=0)
+            torch.testing.assert_close(embed(tower, [item])[0], rows, atol=TOLERANCE, rtol=0)

@@ -18,9 +18,11 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from encoder_svc.checkpoints import write_checkpoint
 from encoder_svc.errors import SetupError
 from encoder_svc.models.checkpoint import INDEX, open_checkpoint
+from encoder_svc.models.qwen_vision_config import Qwen25Vision
+from encoder_svc.models.qwen_vision_parameters import VisionTower
 from encoder_svc.models.registry import FAMILIES, check_servable, open_adapter
-from encoder_svc.models.weights import build_towers, read_towers
-from tests.models.encoding import load
+from encoder_svc.models.weights import build_towers, read_config, read_towers
+from tests.models.encoding import embed, load
 
 PREFIXES = FAMILIES["qwen2_5_vl"].prefixes
 
@@ -75,13 +77,39 @@ def test_f44_no_language_weight_is_allocated(tiny_checkpoint: Path) -> None:
     assert not list(model.language_model.buffers())
 
 
+def test_our_modules_have_the_names_and_shapes_of_transformers() -> None:
+    odd: dict[str, Any] = {
+        "depth": 3, "hidden_size": 48, "num_heads": 4, "intermediate_size": 20, "out_hidden_size": 24,
+        "patch_size": 10, "spatial_merge_size": 3, "temporal_patch_size": 1, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    with torch.device("meta"):
+        ours = VisionTower(Qwen25Vision.model_validate(odd)).state_dict()
+        theirs = Qwen2_5_VLModel(Qwen2_5_VLConfig(vision_config=odd)).visual.state_dict()
+    assert {name: value.shape for name, value in ours.items()} == {name: value.shape for name, value in theirs.items()}
+
+
+@pytest.mark.parametrize("prefix", ["visual.", "model.visual."])
+def test_names_of_either_release_of_transformers_are_taken(tiny_checkpoint: Path, copy: Path, prefix: str) -> None:
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("visual.")]:
+            tensors[prefix + name.removeprefix("visual.")] = tensors.pop(name)
+
+    rewrite(copy, rename)
+    adapter, tower = load(copy)
+    (rows,) = embed(tower, [adapter.warm_up_input()])
+    (same,) = embed(load(tiny_checkpoint)[1], [adapter.warm_up_input()])
+    assert torch.equal(rows, same)
+    rewrite(copy, lambda tensors: tensors.pop(prefix + "merger.ln_q.weight"))
+    assert f"{prefix}merger.ln_q.weight is not in the checkpoint" in refusal(copy)
+
+
 def test_weights_survive_the_loss_of_their_files(copy: Path) -> None:
     adapter, tower = load(copy)
-    (before,) = tower.encode([adapter.warm_up_input()])
+    (before,) = embed(tower, [adapter.warm_up_input()])
     for file in copy.glob("*.safetensors"):
         with file.open("r+b") as shard:
             shard.truncate(0)
-    (after,) = tower.encode([adapter.warm_up_input()])
+    (after,) = embed(tower, [adapter.warm_up_input()])
     assert torch.equal(before, after)
 
 
@@ -140,11 +168,27 @@ def test_a_tensor_without_a_place_is_named(copy: Path) -> None:
     assert "visual.blocks.9.norm1.weight has no place in the model" in refusal(copy)
 
 
+def test_a_tensor_under_two_names_is_named(copy: Path) -> None:
+    rewrite(copy, lambda tensors: tensors.update({"model.visual.merger.ln_q.weight": torch.zeros(128)}))
+    assert "visual.merger.ln_q.weight has no place in the model" in refusal(copy)
+
+
 def test_a_config_that_transformers_cannot_read_is_refused(copy: Path) -> None:
     config: dict[str, Any] = json.loads((copy / "config.json").read_text())
     config["vision_config"]["depth"] = "many"
     (copy / "config.json").write_text(json.dumps(config))
-    assert "config.json" in refusal(copy)
+    assert "vision_config.depth" in refusal(copy)
+    with pytest.raises(SetupError, match=r"config\.json"):
+        read_config(Qwen2_5_VLConfig, open_checkpoint(copy))
+
+
+def test_a_config_that_transformers_cannot_build_is_refused(tiny_checkpoint: Path) -> None:
+    checkpoint = open_checkpoint(tiny_checkpoint)
+    config = read_config(Qwen2_5_VLConfig, checkpoint)
+    config.text_config.num_attention_heads = 0
+    weights = read_towers(checkpoint, PREFIXES, torch.float32, lambda _step, _fraction: None)
+    with pytest.raises(SetupError, match=r"config\.json"):
+        build_towers(Qwen2_5_VLModel, config, weights, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -160,14 +204,13 @@ def test_a_config_that_transformers_cannot_read_is_refused(copy: Path) -> None:
         ("vision_config", "hidden_act", "gelu", "vision_config.hidden_act"),
         ("vision_config", "intermediate_size", -1, "vision_config.intermediate_size"),
         ("vision_config", "hidden_size", 256, "has shape"),
-        (None, "num_attention_heads", 0, "config.json"),
     ],
 )
 def test_a_config_that_no_model_can_have_is_refused(
-    copy: Path, section: str | None, field: str, value: Any, told: str
+    copy: Path, section: str, field: str, value: Any, told: str
 ) -> None:
     config: dict[str, Any] = json.loads((copy / "config.json").read_text())
-    (config[section] if section else config)[field] = value
+    config[section][field] = value
     (copy / "config.json").write_text(json.dumps(config))
     assert told in refusal(copy)
 

@@ -1,0 +1,206 @@
+"""Any family of transformers that encodes images by a call of its own: the half of it that prepares.
+
+What differs between families is data (:mod:`~encoder_svc.models.image_families`). An item is prepared in order to be
+measured: what an image processor cuts out of an image is known when it has done so. The tower is in
+:mod:`~encoder_svc.models.transformers_image_tower`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from encoder_svc.errors import Reason, ServiceError, SetupError
+from encoder_svc.models.adapter import (
+    MATRIX_ALIGNMENT,
+    Adapter,
+    ImageProbe,
+    Layout,
+    MediaProbe,
+    Progress,
+    Tower,
+    TowerInput,
+)
+from encoder_svc.models.checkpoint import Checkpoint, open_checkpoint
+from encoder_svc.models.dtypes import DATA_TYPES, ELEMENT_BYTES
+from encoder_svc.models.image_families import ImageFamily, describe
+from encoder_svc.models.image_preprocessing import ImageInputs
+from encoder_svc.models.image_rows import Inputs
+from encoder_svc.models.registry import find_family
+from epd.encoder.v1.embedding_pb2 import (
+    DataType,
+    EmbeddingChunk,
+    ImageMetadata,
+    Int64List,
+    PlaceholderValue,
+)
+from epd.encoder.v1.media_pb2 import ImageOptions, MediaItem, Modality
+from epd.internal.v1.media_worker_pb2 import ModelInput
+from epd.internal.v1.media_worker_pb2 import Tower as TowerName
+
+POOLED = "pooled_embedding"
+"""The name of the second matrix of families that make one vector of an image: shape (1, its length)."""
+
+_GREY = torch.full((56, 56, 3), 128, dtype=torch.uint8)
+"""The image of the first forward."""
+
+_INPUT_TYPES = {torch.uint8: DataType.DATA_TYPE_UINT8, torch.int64: DataType.DATA_TYPE_INT64}
+
+
+class ImageAdapter:
+    """An image family as one checkpoint configures it.
+
+    Args:
+        checkpoint: the checkpoint.
+        dtype: of weights and embeddings.
+        family: how the family differs from others.
+        config: its configuration, with the fields that the family's rules read.
+
+    Raises:
+        SetupError: its configuration is wrong.
+    """
+
+    modalities: tuple[Modality, ...] = (Modality.MODALITY_IMAGE,)
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, family: ImageFamily, config: Any) -> None:
+        row = find_family(checkpoint)
+        self.model_type = row.model_type
+        self.tensors: tuple[str, ...] = row.tensors
+        self._prefixes = row.prefixes
+        self._checkpoint = checkpoint
+        self._torch_dtype = dtype
+        self._dtype_name = str(dtype).removeprefix("torch.")
+        self.dtype: DataType = DATA_TYPES[self._dtype_name]
+        self._family = family
+        self._config = config
+        self._inputs: ImageInputs = family.inputs(checkpoint, family, config)
+        self.hidden_size = family.width(config)
+        # What does not fit together is found now, and not by the first item.
+        self._warm_up_layout = self._lay_out(_GREY, ImageOptions())
+
+    def measure(self, item: MediaItem, probe: MediaProbe) -> Layout:
+        """See :meth:`Adapter.measure <encoder_svc.models.adapter.Adapter.measure>`."""
+        if item.modality != Modality.MODALITY_IMAGE:
+            raise ServiceError(
+                Reason.MODALITY_UNSUPPORTED, "this server encodes images of this model only", field="modality"
+            )
+        if item.WhichOneof("options") not in (None, "image"):
+            raise ServiceError(
+                Reason.REQUEST_INVALID, "the options are not those of an image; set `image`", field="options"
+            )
+        return self._lay_out(cast("ImageProbe", probe).decode(), item.image)
+
+    def _lay_out(self, pixels: torch.Tensor, options: ImageOptions) -> Layout:
+        inputs = self._inputs(pixels, options)
+        tensors = self._tensors(inputs)
+        rows = self._family.rows(self._config, inputs)
+        chunk = EmbeddingChunk(
+            grid_dim=self._family.grid(self._config, inputs),
+            token_count=rows,
+            placeholder_metadata=[
+                PlaceholderValue(
+                    name=name, ints=Int64List(values=inputs[name].flatten().tolist()), shape=inputs[name].shape
+                )
+                for name in self._family.placeholder
+            ],
+            image=ImageMetadata(width=pixels.shape[1], height=pixels.shape[0], **self._resized(inputs)),
+        )
+        widths = [(rows, self.hidden_size)]
+        if self._family.pooled_width is not None:
+            widths.append((1, self._family.pooled_width(self._config)))
+        for name, shape in zip(self.tensors, widths, strict=True):
+            _append(chunk, name, self.dtype, ELEMENT_BYTES[self._dtype_name], shape)
+        return Layout(chunk=chunk, input=self._describe(inputs, tensors), prepared=tensors)
+
+    def prepare(self, item: MediaItem, probe: MediaProbe, layout: Layout) -> Sequence[torch.Tensor]:
+        """See :meth:`Adapter.prepare <encoder_svc.models.adapter.Adapter.prepare>`."""
+        return layout.prepared
+
+    def warm_up_input(self) -> TowerInput:
+        """A small mid-grey square."""
+        layout = self._warm_up_layout
+        return TowerInput(Modality.MODALITY_IMAGE, tuple(layout.chunk.grid_dim), layout.prepared)
+
+    def load_tower(self, device: torch.device, progress: Progress) -> Tower:
+        """See :meth:`Adapter.load_tower <encoder_svc.models.adapter.Adapter.load_tower>`."""
+        tower = self._load(device, progress)
+        (matrices,) = tower.encode([self.warm_up_input()])
+        promised = [tuple(spec.shape) for spec in self._warm_up_layout.chunk.tensors]
+        made = [tuple(matrix.shape) for matrix in matrices]
+        if made != promised:
+            raise SetupError(
+                f"the tower of {self._checkpoint.path} makes rows of shapes {made} where config.json promises "
+                f"{promised}; config, weights and preprocessor_config.json must come from the same checkpoint"
+            )
+        return tower
+
+    def _load(self, device: torch.device, progress: Progress) -> Tower:
+        from encoder_svc.models.transformers_image_tower import load_tower
+
+        return load_tower(
+            self._checkpoint,
+            self._family,
+            self._prefixes,
+            self._config,
+            self._inputs,
+            self._torch_dtype,
+            device,
+            progress,
+        )
+
+    def _tensors(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        return tuple(inputs[name].contiguous() for name in ("pixel_values", *self._family.arguments))
+
+    def _describe(self, inputs: Inputs, tensors: Sequence[torch.Tensor]) -> ModelInput:
+        described = ModelInput(tower=TowerName.TOWER_VISION)
+        for name, tensor in zip(("pixel_values", *self._family.arguments), tensors, strict=True):
+            _append(described, name, _INPUT_TYPES[tensor.dtype], tensor.element_size(), tuple(tensor.shape))
+        vision = getattr(self._config, "vision_config", self._config)
+        patch = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
+        described.patches = max(1, inputs["pixel_values"].numel() // (3 * patch * patch))
+        return described
+
+    def _resized(self, inputs: Inputs) -> dict[str, int]:
+        vision = getattr(self._config, "vision_config", self._config)
+        if "image_grid_thw" in inputs:
+            _, rows, columns = inputs["image_grid_thw"][0].tolist()
+            return {"resized_height": rows * vision.patch_size, "resized_width": columns * vision.patch_size}
+        if inputs["pixel_values"].shape[0] == 1 and "target_sizes" not in inputs:
+            height, width = inputs["pixel_values"].shape[-2:]
+            return {"resized_height": height, "resized_width": width}
+        return {}
+
+
+def make_adapter(path: Path, dtype: torch.dtype) -> Adapter:
+    """The factory of the families that transformers knows.
+
+    Raises:
+        SetupError: the checkpoint cannot be served.
+    """
+    from transformers import CONFIG_MAPPING  # takes seconds, and only workers and engines need it
+
+    from encoder_svc.models.weights import read_config
+
+    checkpoint = open_checkpoint(path)
+    model_type = find_family(checkpoint).model_type
+    vision: Any = checkpoint.config.get("vision_config")
+    tower_type = str(vision.get("model_type") or "") if isinstance(vision, dict) else ""
+    config = read_config(CONFIG_MAPPING[model_type], checkpoint)
+    return ImageAdapter(checkpoint, dtype, describe(model_type, tower_type), config)
+
+
+def _append(
+    to: EmbeddingChunk | ModelInput, name: str, dtype: DataType, element_bytes: int, shape: Sequence[int]
+) -> None:
+    """Adds a row-major tensor behind those that are there."""
+    offset = -(-to.nbytes // MATRIX_ALIGNMENT) * MATRIX_ALIGNMENT
+    strides: list[int] = []
+    size = element_bytes
+    for length in reversed(shape):
+        strides.insert(0, size)
+        size *= length
+    to.tensors.add(name=name, dtype=dtype, shape=shape, strides=strides, byte_offset=offset)
+    to.nbytes = offset + size
