@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from encoder_svc.checkpoints.qwen_vl import SPECIAL_TOKENS, vocabulary
+from encoder_svc.checkpoints.recipe import BYTES, MAX_POSITIONS
 from encoder_svc.checkpoints.tensors import TensorPlan, linear, norm, write_shards
-from encoder_svc.checkpoints.tokenizer import SPECIAL_TOKENS, write_tokenizer
+from encoder_svc.checkpoints.tokenizer import write_tokenizer
 
 PATCH, MERGE, FRAMES, CHANNELS = 14, 2, 2, 3
 HEAD_SIZE = 64
 """Of the language model."""
 MROPE_SECTION = (8, 12, 12)
 """Halves of the head's dimensions for time, height and width: in sum HEAD_SIZE / 2."""
-BYTES = 256
-MAX_POSITIONS = 32768
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ PRESETS: dict[str, Preset] = {
 
 def write_qwen2_5_vl(directory: Path, preset: Preset, seed: int, progress: Callable[[float], None]) -> None:
     """Writes the files of a checkpoint into a folder that exists."""
-    tokens = write_tokenizer(directory, "Qwen2_5_VLProcessor", MAX_POSITIONS)
+    words = vocabulary("Qwen2_5_VLProcessor", "You are a helpful assistant.")
+    write_tokenizer(directory, words, MAX_POSITIONS)
+    tokens = words.ids
     for name, content in (
         ("config.json", _config(preset, tokens)),
         ("generation_config.json", _generation_config(tokens)),

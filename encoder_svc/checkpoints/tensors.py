@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from encoder_svc.models.checkpoint import INDEX
+from encoder_svc.models.checkpoint import INDEX, SINGLE_FILE
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def write_shards(
     seed: int,
     progress: Callable[[float], None],
 ) -> None:
-    """Draws tensors and writes ``shards`` files and their index.
+    """Draws tensors and writes ``shards`` files and their index, or ``model.safetensors`` alone if it is one.
 
     Every file holds tensors of the towers and of the language model, as files on the hub do.
     """
@@ -65,7 +65,7 @@ def write_shards(
     weight_map: dict[str, str] = {}
     total_bytes = 0
     for number in range(shards):
-        file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
+        file = SINGLE_FILE if shards == 1 else f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
         tensors: dict[str, torch.Tensor] = {}
         for plan in (*_share(towers, number, shards), *_share(language, number, shards)):
             tensors[plan.name] = plan.draw(seed)
@@ -73,8 +73,9 @@ def write_shards(
             total_bytes += tensors[plan.name].nbytes
             progress(len(weight_map) / count)
         save_file(tensors, directory / file, metadata={"format": "pt"})
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    if shards > 1:
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _share(plans: Sequence[TensorPlan], number: int, shards: int) -> Sequence[TensorPlan]:

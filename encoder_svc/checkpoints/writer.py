@@ -1,19 +1,40 @@
-"""Writes a random checkpoint of any family that can be written."""
+"""Writes a random checkpoint of any family that can be written.
+
+What needs torch or transformers is imported when something is written: the command line lists the families at once.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
 
-from encoder_svc.checkpoints.qwen2_5_vl import PRESETS, write_qwen2_5_vl
+from encoder_svc.checkpoints.audio import AUDIO_RECIPES
+from encoder_svc.checkpoints.glm import GLM_RECIPES
+from encoder_svc.checkpoints.images import IMAGE_RECIPES
+from encoder_svc.checkpoints.kimi import KIMI_RECIPES
+from encoder_svc.checkpoints.minicpm import MINICPM_RECIPES
+from encoder_svc.checkpoints.omni import OMNI_RECIPES
+from encoder_svc.checkpoints.pooled import POOLED_RECIPES
+from encoder_svc.checkpoints.qwen_vl import QWEN_VL_RECIPES
+from encoder_svc.checkpoints.recipe import MAX_POSITIONS, Recipe
+from encoder_svc.checkpoints.sizes import PRESET_NAMES, SIZES, PresetName, Sizes
 from encoder_svc.errors import SetupError
+from encoder_svc.models.checkpoint import CONFIG
 
-PresetName = Literal["tiny", "small", "base"]
+RECIPES: dict[str, Recipe] = {
+    **QWEN_VL_RECIPES,
+    **OMNI_RECIPES,
+    **AUDIO_RECIPES,
+    **IMAGE_RECIPES,
+    **GLM_RECIPES,
+    **KIMI_RECIPES,
+    **MINICPM_RECIPES,
+    **POOLED_RECIPES,
+}
+"""The families but Qwen2.5-VL and MiMo-V2, by ``model_type``."""
 
-PRESET_NAMES: tuple[PresetName, ...] = get_args(PresetName)
-
-FAMILY_NAMES: tuple[str, ...] = ("qwen2_5_vl",)
+FAMILY_NAMES: tuple[str, ...] = tuple(sorted(("mimo_v2", "qwen2_5_vl", *RECIPES)))
 """The ``model_type`` of what can be written."""
 
 
@@ -48,6 +69,39 @@ def write_checkpoint(
         raise SetupError(f"{directory} is not empty; name another folder, or give --force to write into it")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_qwen2_5_vl(directory, PRESETS[preset], seed, progress)
+        if family == "qwen2_5_vl":
+            from encoder_svc.checkpoints.qwen2_5_vl import PRESETS, write_qwen2_5_vl
+
+            write_qwen2_5_vl(directory, PRESETS[preset], seed, progress)
+        elif family == "mimo_v2":
+            from encoder_svc.checkpoints.mimo_v2 import write_mimo_v2
+
+            write_mimo_v2(directory, SIZES[preset], seed, progress)
+        else:
+            _write(directory, RECIPES[family], SIZES[preset], seed, progress)
     except OSError as error:
         raise SetupError(f"cannot write into {directory}: {error.strerror}") from None
+
+
+def _write(directory: Path, recipe: Recipe, sizes: Sizes, seed: int, progress: Callable[[float], None]) -> None:
+    from encoder_svc.checkpoints.library_tensors import plan_tensors
+    from encoder_svc.checkpoints.tensors import write_shards
+    from encoder_svc.checkpoints.tokenizer import write_tokenizer
+
+    words = recipe.vocabulary
+    files = {CONFIG: recipe.config(sizes, words), **recipe.files}
+    if words is not None:
+        write_tokenizer(directory, words, MAX_POSITIONS)
+        files["generation_config.json"] = {
+            "bos_token_id": words.ids[words.begin or words.pad],
+            "do_sample": False,
+            "eos_token_id": words.ids[words.end],
+            "pad_token_id": words.ids[words.pad],
+            **recipe.generation,
+        }
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n")
+    plans = plan_tensors(recipe, sizes, directory)
+    # Each file takes every n-th name, so that every file holds tensors of the towers and of the language model.
+    spread = [plan for number in range(recipe.shards) for plan in plans[number :: recipe.shards]]
+    write_shards(directory, spread, [], recipe.shards, seed, progress)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from encoder_svc.models.registry import FAMILIES
+from encoder_svc.checkpoints import FAMILY_NAMES, write_checkpoint
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -24,7 +24,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "chat template, and sharded safetensors. It answers nonsense, but everything works with it as with a real one.",
         epilog="example: encoder-svc tiny-checkpoint qwen2_5_vl /tmp/tiny && encoder-svc serve --model /tmp/tiny",
     )
-    parser.add_argument("family", metavar="FAMILY", help=f"model type: {', '.join(FAMILIES)}")
+    parser.add_argument("family", metavar="FAMILY", help=f"model type: {', '.join(FAMILY_NAMES)}")
     parser.add_argument("directory", metavar="DIR", type=Path, help="folder to write; made if it does not exist")
     parser.add_argument(
         "--preset",
@@ -43,9 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         SetupError: the arguments do not fit.
     """
-    # Not at the top: torch takes seconds to import, and `--help` should not.
-    from encoder_svc.checkpoints import write_checkpoint
-
     directory: Path = arguments.directory
     console = Console(stderr=True)
     columns = (TextColumn("writing {task.description}"), BarColumn(), TaskProgressColumn())
