@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from encoder_client.language.families import Family, family_of
+from encoder_client.language.families import family_of
+from encoder_client.language.family import Family
 from encoder_client.language.generation import Generation
 from encoder_client.language.model import LanguageOnlyModel
 from encoder_client.language.placeholders import ExpandedPrompt, PlaceholderError

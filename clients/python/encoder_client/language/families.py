@@ -1,56 +1,172 @@
-"""What differs between model families on the language side: a table, one row for each ``model_type``."""
+"""The families, by ``model_type``, and those that have no language side."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from encoder_client.errors import EncoderClientError
+from encoder_client.language import expansion
+from encoder_client.language.family import Entrance, Expansion, Family, Placeholder, Value
 from epd.encoder.v1.media_pb2 import Modality
 
+IMAGE, VIDEO, AUDIO = Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO
 
-@dataclass(frozen=True)
-class Placeholder:
-    """How a prompt shows the items of one modality."""
-
-    token_id_field: str
-    """The field of the checkpoint's config that holds the id of the token that one row fills."""
-    type_id: int
-    """The item's mark in ``mm_token_type_ids``: 1 image, 2 video."""
-    encoder_output: str
-    """The key of ``mm_encoder_outputs``."""
-    values: tuple[str, ...]
-    """The placeholder metadata that ``generate`` takes, by the names of Hugging Face processors."""
+_IMAGE_GRID = Value("image_grid_thw", ("image_grid_thw",))
+_VIDEO_GRID = Value("video_grid_thw", ("video_grid_thw",))
+_OMNI_SECONDS = Value("video_second_per_grid", ("video_second_per_grid", "second_per_grid_ts"))
+_QWEN_SECONDS = Value("second_per_grid_ts", ("second_per_grid_ts",))
 
 
-@dataclass(frozen=True)
-class Family:
-    """One model family."""
-
-    model_class: str
-    """The class of transformers that generates."""
-    tower_prefixes: tuple[str, ...]
-    """The beginnings of the names of the towers' tensors in checkpoints, of both the hub's layout and that which
-    transformers 5 saves."""
-    tower_modules: tuple[str, ...]
-    """The towers' places in the model: they stay empty."""
-    placeholders: Mapping[Modality, Placeholder]
-
-    def is_tower(self, tensor: str) -> bool:
-        """The tensor of that name in a checkpoint belongs to a tower."""
-        return tensor.startswith(self.tower_prefixes)
+def _image(expand: Expansion = expansion.rows_alone, *values: Value) -> Placeholder:
+    return Placeholder("image_token_id", expand, 1, values=values)
 
 
-_QWEN_VL_IMAGE = Placeholder("image_token_id", 1, "image", ("image_grid_thw",))
+def _video(expand: Expansion = expansion.rows_alone, *values: Value) -> Placeholder:
+    return Placeholder("video_token_id", expand, 2, values=values)
 
-FAMILIES: Mapping[str, Family] = {
-    "qwen2_5_vl": Family(
-        model_class="Qwen2_5_VLForConditionalGeneration",
+
+def _audio(mel_frames_argument: str | None = None) -> Placeholder:
+    return Placeholder("audio_token_id", expansion.rows_alone, 3, mel_frames_argument=mel_frames_argument)
+
+
+_GRID_IMAGE = _image(expansion.rows_alone, _IMAGE_GRID)
+_TIMED_VIDEO = _video(expansion.timed(expansion.seconds_before), _VIDEO_GRID)
+
+
+def _qwen_vl(model_class: str, video: Placeholder, entrance: Entrance = Entrance.EMBEDDINGS) -> Family:
+    return Family(
+        model_class=model_class,
         tower_prefixes=("visual.", "model.visual."),
         tower_modules=("model.visual",),
-        placeholders={Modality.MODALITY_IMAGE: _QWEN_VL_IMAGE},
+        placeholders={IMAGE: _GRID_IMAGE, VIDEO: video},
+        entrance=entrance,
+        type_ids_argument="mm_token_type_ids",
+    )
+
+
+def _omni(model_class: str, unused: str, entrance: Entrance) -> Family:
+    return Family(
+        model_class=model_class,
+        tower_prefixes=("thinker.visual.", "thinker.audio_tower."),
+        tower_modules=("model.visual", "model.audio_tower"),
+        placeholders={
+            IMAGE: _GRID_IMAGE,
+            VIDEO: _video(expansion.rows_alone, _VIDEO_GRID, _OMNI_SECONDS),
+            AUDIO: _audio("audio_feature_lengths"),
+        },
+        entrance=entrance,
+        config_field="thinker_config",
+        unused_prefixes=("talker.", unused),
+    )
+
+
+def _glm(model_class: str, video: Expansion) -> Family:
+    # A video's rows fill the token of images; the marks tell them apart.
+    frames = Placeholder("image_token_id", video, 2, shown_as="<|video|>", values=(_VIDEO_GRID,))
+    return replace(_qwen_vl(model_class, frames), tower_prefixes=("visual.", "model.visual."))
+
+
+def _projected(model_class: str, placeholders: Mapping[Modality, Placeholder], *more: str) -> Family:
+    """A tower and a projector beside the language model, as LLaVA has them."""
+    return Family(
+        model_class=model_class,
+        tower_prefixes=(
+            "vision_tower.",
+            "multi_modal_projector.",
+            "model.vision_tower.",
+            "model.multi_modal_projector.",
+            *more,
+            *(f"model.{name}" for name in more),
+        ),
+        tower_modules=("model.vision_tower", "model.multi_modal_projector", *(f"model.{name}" for name in more)),
+        placeholders=placeholders,
+    )
+
+
+def _heard(model_class: str) -> Family:
+    """A tower for sound and a projector beside the language model."""
+    return Family(
+        model_class=model_class,
+        tower_prefixes=(
+            "audio_tower.",
+            "multi_modal_projector.",
+            "model.audio_tower.",
+            "model.multi_modal_projector.",
+        ),
+        tower_modules=("model.audio_tower", "model.multi_modal_projector"),
+        placeholders={AUDIO: _audio()},
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen2_vl": _qwen_vl("Qwen2VLForConditionalGeneration", _video(expansion.rows_alone, _VIDEO_GRID)),
+    "qwen2_5_vl": _qwen_vl(
+        "Qwen2_5_VLForConditionalGeneration", _video(expansion.rows_alone, _VIDEO_GRID, _QWEN_SECONDS)
     ),
+    "qwen3_vl": _qwen_vl("Qwen3VLForConditionalGeneration", _TIMED_VIDEO, Entrance.TOWER_OUTPUTS),
+    "qwen3_vl_moe": _qwen_vl("Qwen3VLMoeForConditionalGeneration", _TIMED_VIDEO, Entrance.TOWER_OUTPUTS),
+    "qwen3_5": replace(
+        _qwen_vl("Qwen3_5ForConditionalGeneration", _TIMED_VIDEO), unused_prefixes=("mtp.", "model.mtp.")
+    ),
+    "qwen2_5_omni": _omni("Qwen2_5OmniThinkerForConditionalGeneration", "token2wav.", Entrance.EMBEDDINGS),
+    "qwen3_omni_moe": _omni("Qwen3OmniMoeThinkerForConditionalGeneration", "code2wav.", Entrance.TOWER_OUTPUTS),
+    "qwen2_audio": _heard("Qwen2AudioForConditionalGeneration"),
+    "voxtral": _heard("VoxtralForConditionalGeneration"),
+    "whisper": Family(
+        model_class="WhisperForConditionalGeneration",
+        tower_prefixes=("model.encoder.",),
+        tower_modules=("model.encoder",),
+        placeholders={AUDIO: _audio()},
+        entrance=Entrance.CROSS_ATTENTION,
+    ),
+    "kimi_k25": Family(
+        model_class="Kimi_K25ForConditionalGeneration",
+        tower_prefixes=("vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector."),
+        tower_modules=("model.vision_tower", "model.mm_projector"),
+        placeholders={IMAGE: _image(), VIDEO: _video(expansion.timed(expansion.clock_before))},
+    ),
+    "kimi_vl": Family(
+        model_class="DeepseekV3ForCausalLM",
+        tower_prefixes=("vision_tower.", "multi_modal_projector."),
+        tower_modules=(),
+        placeholders={IMAGE: Placeholder("media_placeholder_token_id", expansion.rows_alone, 1)},
+        config_field="text_config",
+        language_prefix="language_model.",
+    ),
+    "internvl": _projected(
+        "InternVLForConditionalGeneration",
+        {
+            IMAGE: _image(expansion.between("<img>", "</img>")),
+            VIDEO: Placeholder("image_token_id", expansion.numbered_frames("<img>", "</img>"), 2, shown_as="<video>"),
+        },
+    ),
+    "llava": _projected("LlavaForConditionalGeneration", {IMAGE: _image()}),
+    "llava_onevision": _projected(
+        "LlavaOnevisionForConditionalGeneration", {IMAGE: _image(), VIDEO: _video()}, "image_newline"
+    ),
+    "gemma3": replace(
+        _projected(
+            "Gemma3ForConditionalGeneration",
+            {IMAGE: Placeholder("image_token_id", expansion.crops, 1, shown_as="<start_of_image>")},
+        ),
+        entrance=Entrance.JOINED_TOWER_OUTPUTS,
+        type_ids_argument="token_type_ids",
+    ),
+    "mistral3": _projected(
+        "Mistral3ForConditionalGeneration", {IMAGE: _image(expansion.lines("[IMG_BREAK]", "[IMG_END]"))}
+    ),
+    "glm4v": _glm("Glm4vForConditionalGeneration", expansion.timed(expansion.whole_seconds_after)),
+    "glm4v_moe": _glm("Glm4vMoeForConditionalGeneration", expansion.timed(expansion.whole_seconds_after)),
+    "glm46v": _glm("Glm46VForConditionalGeneration", expansion.timed(expansion.seconds_after)),
 }
+
+WITHOUT_LANGUAGE: Mapping[str, str] = {
+    "siglip": "its text tower makes vectors to compare images with",
+    "clip": "its text tower makes vectors to compare images with",
+    "dinov2": "it knows images only",
+}
+"""Families whose embeddings no language model reads, and why."""
 
 
 def family_of(model_type: str) -> Family:
@@ -59,8 +175,12 @@ def family_of(model_type: str) -> Family:
     Raises:
         EncoderClientError: there is none.
     """
-    try:
+    if model_type in FAMILIES:
         return FAMILIES[model_type]
-    except KeyError:
-        known = ", ".join(sorted(FAMILIES))
-        raise EncoderClientError(f"the language side knows no model_type {model_type!r}; it knows {known}") from None
+    if model_type in WITHOUT_LANGUAGE:
+        raise EncoderClientError(
+            f"a checkpoint of {model_type} has no language side: {WITHOUT_LANGUAGE[model_type]}; use the embeddings as "
+            "they are"
+        )
+    known = ", ".join(sorted(FAMILIES))
+    raise EncoderClientError(f"the language side knows no model_type {model_type!r}; it knows {known}")

@@ -1,0 +1,106 @@
+"""The texts that stand for media items in a prompt: what the families' processors in transformers 5.24 write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from encoder_client.language.family import Expansion, RowToken
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+
+
+def rows_alone(token: RowToken, chunk: EmbeddingChunk) -> str:
+    """One token for each row. What stands around them is the chat template's."""
+    return token.text * chunk.token_count
+
+
+def between(before: str, after: str) -> Expansion:
+    """The rows between two tokens, as InternVL has it."""
+
+    def expand(token: RowToken, chunk: EmbeddingChunk) -> str:
+        return f"{before}{token.text * chunk.token_count}{after}"
+
+    return expand
+
+
+def timed(step: Callable[[float, str], str]) -> Expansion:
+    """The rows of each temporal patch with the time at which it is shown.
+
+    Args:
+        step: (seconds, the temporal patch's tokens) → its text.
+    """
+
+    def expand(token: RowToken, chunk: EmbeddingChunk) -> str:
+        times = list(chunk.video.video_timestamps)
+        rows = token.text * _share(chunk, times, "video.video_timestamps")
+        return "".join(step(seconds, rows) for seconds in times)
+
+    return expand
+
+
+def seconds_before(seconds: float, rows: str) -> str:
+    """Qwen3-VL's text of a temporal patch."""
+    return f"<{seconds:.1f} seconds><|vision_start|>{rows}<|vision_end|>"
+
+
+def whole_seconds_after(seconds: float, rows: str) -> str:
+    """GLM-4.1V's text of a temporal patch."""
+    return f"<|begin_of_image|>{rows}<|end_of_image|>{int(seconds)}"
+
+
+def seconds_after(seconds: float, rows: str) -> str:
+    """GLM-4.6V's text of a temporal patch."""
+    return f"<|begin_of_image|>{rows}<|end_of_image|>{seconds:.1f} seconds"
+
+
+def clock_before(seconds: float, rows: str) -> str:
+    """Kimi K2.5's text of a chunk of frames."""
+    clock = f"{time.strftime('%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}"
+    return f"{clock}<|media_begin|>video<|media_content|>{rows}<|media_end|>"
+
+
+def numbered_frames(before: str, after: str) -> Expansion:
+    """The rows of each frame with its number, as InternVL has it. The grid's first dimension counts the frames."""
+
+    def expand(token: RowToken, chunk: EmbeddingChunk) -> str:
+        frames = range(_first(chunk))
+        rows = token.text * _share(chunk, frames, "grid_dim")
+        return "\n".join(f"Frame{number + 1}: {before}{rows}{after}" for number in frames)
+
+    return expand
+
+
+def lines(line_break: str, end: str) -> Expansion:
+    """A token after each line of rows, and another one after the last, as Pixtral has it. The grid is (h, w)."""
+
+    def expand(token: RowToken, chunk: EmbeddingChunk) -> str:
+        merge = getattr(token.config, "spatial_merge_size", 1)
+        grid = list(chunk.grid_dim)[-2:]
+        height, width = (size // merge for size in grid) if len(grid) == 2 else (0, 0)
+        if height * width != chunk.token_count:
+            raise ValueError(f"a grid_dim (h, w) that makes {chunk.token_count} rows")
+        return line_break.join([token.text * width] * height) + end
+
+    return expand
+
+
+def crops(token: RowToken, chunk: EmbeddingChunk) -> str:
+    """Gemma 3: the whole image, then its crops, if there are any. The grid's first dimension counts them all."""
+    pieces = range(_first(chunk))
+    rows = token.text * _share(chunk, pieces, "grid_dim")
+    whole = f"\n\n<start_of_image>{rows}<end_of_image>\n\n"
+    if len(pieces) == 1:
+        return whole
+    shown = " ".join([whole] * (len(pieces) - 1))
+    return f"Here is the original image {whole} and here are some crops to help you see better {shown}"
+
+
+def _first(chunk: EmbeddingChunk) -> int:
+    return chunk.grid_dim[0] if chunk.grid_dim else 0
+
+
+def _share(chunk: EmbeddingChunk, pieces: Sequence[object], name: str) -> int:
+    """How many rows each piece has."""
+    if not pieces or chunk.token_count % len(pieces):
+        raise ValueError(f"{name} that divides its {chunk.token_count} rows")
+    return chunk.token_count // len(pieces)
