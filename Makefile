@@ -29,11 +29,12 @@ help: ## show this
 
 install: $(INSTALLED) $(NODE_INSTALLED) ## make .venv with the service, the client, and all that tests need
 
-demo: $(INSTALLED) ## encode a photograph, read it over Mooncake, and compare tokens with the whole model's
+demo: $(INSTALLED) ## encode a photograph, then speech; read them over Mooncake, and compare with the whole models
 	$(BIN)/python examples/demo.py
+	$(BIN)/python -m examples.transcribe
 
-test: install ## run all tests; ARGS="-k name -x" goes to pytest
-	$(BIN)/python -m pytest $(ARGS)
+test: install ## run all tests, two files at a time; ARGS="-k name -x" goes to pytest
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
 lint: $(INSTALLED) ## check style and form (ruff)
 	$(BIN)/ruff check .
