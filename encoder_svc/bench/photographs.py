@@ -39,9 +39,13 @@ class Photographs:
         self.side = side
         data = _photographs()
         generator = np.random.default_rng((seed, side))
-        wholes = [Image.fromarray(getattr(data, name)()).resize((side, side)) for name in _NAMES]
-        self.files = [_encode(np.asarray(wholes[index % len(wholes)]), generator) for index in range(count)]
+        self._wholes = [np.asarray(Image.fromarray(getattr(data, name)()).resize((side, side))) for name in _NAMES]
+        self.files = [_encode(self._wholes[index % len(self._wholes)], generator) for index in range(count)]
         self._numbers = itertools.count()
+
+    def pictures(self) -> list[np.ndarray]:
+        """The photographs without noise: uint8, shape (side, side, 3)."""
+        return self._wholes
 
     def next(self) -> bytes:
         """A file that was never given before: another picture, with a number of its own in a comment segment.

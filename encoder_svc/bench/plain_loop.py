@@ -1,4 +1,4 @@
-"""The reference of throughput: what a program does that calls transformers for one image after the other."""
+"""The reference of throughput: what a program does that calls transformers for one item after the other."""
 
 from __future__ import annotations
 
@@ -8,52 +8,56 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from encoder_svc.bench.media import Media, MediumName
 from encoder_svc.bench.partner import end_partner
 from encoder_svc.bench.run import Subject
 from encoder_svc.errors import SetupError
 
 
 class PlainLoop:
-    """A process of its own with transformers' Pillow processor and whole tower, from entering this until leaving it.
+    """A process of its own with transformers' processor and whole model, from entering this until leaving it.
 
     It has the number type, the threads and the OpenMP wait policy of the server, and works only while :meth:`run` does.
 
     Args:
         subject: what is measured.
-        files: the JPEG files that it goes round.
+        medium: what it encodes.
+        media: whose files it goes round.
 
     Raises:
         SetupError: on entering: transformers cannot load the checkpoint.
     """
 
-    def __init__(self, subject: Subject, files: Sequence[bytes]) -> None:
+    def __init__(self, subject: Subject, medium: MediumName, media: Media) -> None:
         self._subject = subject
-        self._files = files
+        self._medium = medium
+        self._media = media
         self._process: subprocess.Popen[str] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
 
     def __enter__(self) -> Self:
         subject = self._subject
-        with tempfile.TemporaryDirectory(prefix="encoder-svc-bench-") as folder:
-            for number, file in enumerate(self._files):
-                (Path(folder) / f"{number:05}.jpg").write_bytes(file)
-            self._process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "encoder_svc.bench.plain_loop_process", str(subject.model), folder,
-                    "--dtype", subject.dtype, "--device", subject.device, "--threads", str(subject.threads),
-                ],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
-            )  # fmt: skip
-            try:
-                self._read()
-            except BaseException:
-                self.__exit__(None, None, None)
-                raise
+        self._folder = tempfile.TemporaryDirectory(prefix="encoder-svc-bench-")
+        for number, file in enumerate(self._media.files):
+            (Path(self._folder.name) / f"{number:05}{self._media.suffix}").write_bytes(file)
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-m", "encoder_svc.bench.plain_loop_process", str(subject.model), self._folder.name,
+                "--medium", self._medium,
+                "--dtype", subject.dtype, "--device", subject.device, "--threads", str(subject.threads),
+            ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            self._read()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
@@ -62,6 +66,8 @@ class PlainLoop:
         assert self._process is not None
         end_partner(self._process)
         self._log.close()
+        assert self._folder is not None
+        self._folder.cleanup()
 
     async def run(self, *, seconds: float = 0.0, images: int = 0) -> tuple[int, float]:
         """Encodes for a time, or a number of images if that is not 0.

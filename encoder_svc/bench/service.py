@@ -120,17 +120,18 @@ def load_psutil() -> ModuleType:
     return module
 
 
-def cached_checkpoint(preset: str, cache: Path) -> Path:
-    """The folder of a random Qwen2.5-VL checkpoint, written on the first call.
+def cached_checkpoint(family: str, preset: str, cache: Path) -> Path:
+    """The folder of a random checkpoint, written on the first call.
 
     Args:
+        family: the ``model_type``.
         preset: ``tiny``, ``small`` or ``base``.
         cache: where such checkpoints are kept.
 
     Raises:
         SetupError: it cannot be written.
     """
-    folder = cache / f"qwen2_5_vl-{preset}"
+    folder = cache / f"{family}-{preset}"
     if (folder / "config.json").exists():
         return folder
     try:
@@ -146,7 +147,7 @@ def cached_checkpoint(preset: str, cache: Path) -> Path:
                 "-m",
                 "encoder_svc.cli.main",
                 "tiny-checkpoint",
-                "qwen2_5_vl",
+                family,
                 written,
                 "--preset",
                 preset,

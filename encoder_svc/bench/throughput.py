@@ -1,4 +1,4 @@
-"""``bench throughput``: images per second through the whole service, beside the plain loop."""
+"""``bench throughput``: images, videos or sounds per second through the whole service, beside the plain loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from encoder_client import EncoderClient
 from encoder_svc.bench.floors import THROUGHPUT_RATIO
 from encoder_svc.bench.load import Load, Sample, Window, drive, encode_one
-from encoder_svc.bench.photographs import Photographs
+from encoder_svc.bench.media import Media, MediumName, make_media
 from encoder_svc.bench.plain_loop import PlainLoop
 from encoder_svc.bench.result import Chart, Round, Series, ThroughputResult
 from encoder_svc.bench.run import Run
@@ -21,7 +21,11 @@ PICTURES = 64
 class ThroughputOptions:
     """What to measure."""
 
+    family: str
+    """The ``model_type``."""
+    medium: MediumName
     image_size: int
+    """Side of images and of the frames of videos."""
     concurrency: int
     seconds: float
     """Of each side, over all rounds."""
@@ -32,13 +36,13 @@ class ThroughputOptions:
 
 async def measure_throughput(run: Run, options: ThroughputOptions) -> ThroughputResult:
     """Runs the service and the plain loop by turns, each while the other is idle."""
-    photographs = Photographs(options.image_size, PICTURES)
+    media = make_media(options.medium, options.image_size, PICTURES)
     window = Window.share(options.seconds, options.requests, options.rounds, options.concurrency)
     with ExitStack() as stack:
         service = run.start(stack, "the server", run.service())
-        loop = run.start(stack, "the plain loop", PlainLoop(run.subject, photographs.files))
+        loop = run.start(stack, "the plain loop", PlainLoop(run.subject, options.medium, media))
         async with run.client(service) as client:
-            loads, references = await _rounds(run, options, window, client, loop, photographs)
+            loads, references = await _rounds(run, options, window, client, loop, media)
     images, seconds = sum(len(load.samples) for load in loads), sum(load.seconds for load in loads)
     reference_images, reference_seconds = sum(count for count, _ in references), sum(length for _, length in references)
     rate, reference_rate = images / seconds, reference_images / reference_seconds
@@ -48,7 +52,9 @@ async def measure_throughput(run: Run, options: ThroughputOptions) -> Throughput
         Round(images_per_second=load.rate, reference_images_per_second=count / length)
         for load, (count, length) in zip(loads, references, strict=True)
     ]
-    floor = THROUGHPUT_RATIO.get((run.subject.dtype, options.image_size, options.concurrency))
+    floor = None
+    if (options.family, options.medium) == ("qwen2_5_vl", "image"):
+        floor = THROUGHPUT_RATIO.get((run.subject.dtype, options.image_size, options.concurrency))
     return ThroughputResult(
         **run.heading(),
         floors=[] if floor is None else [floor.check("ratio", ratio)],
@@ -70,10 +76,10 @@ async def _rounds(
     window: Window,
     client: EncoderClient,
     loop: PlainLoop,
-    photographs: Photographs,
+    media: Media,
 ) -> tuple[list[Load], list[tuple[int, float]]]:
     async def send() -> Sample:
-        return await encode_one(client, photographs.next())
+        return await encode_one(client, media.next())
 
     warm_up = window if window.requests else Window(requests=2 * options.concurrency)
     with run.display.stage("warming up"):
@@ -94,9 +100,9 @@ def _chart(options: ThroughputOptions, rounds: list[Round]) -> Chart:
     service = [one.images_per_second for one in rounds]
     reference = [one.reference_images_per_second for one in rounds]
     return Chart(
-        title=f"{options.image_size} px, {options.concurrency} at a time",
+        title=f"{options.family}, {options.medium}, {options.image_size} px, {options.concurrency} at a time",
         x_label="",
-        y_label="images per second",
+        y_label=f"{options.medium}s per second" if options.medium != "audio" else "sounds per second",
         kind="bars",
         series=[Series(label="service", x=x, y=service), Series(label="plain loop", x=x, y=reference)],
     )

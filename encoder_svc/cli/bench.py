@@ -21,6 +21,7 @@ from encoder_svc.bench.batching import BatchingOptions, measure_batching
 from encoder_svc.bench.display import Display, result_table
 from encoder_svc.bench.fairness import FairnessOptions, measure_fairness
 from encoder_svc.bench.loop import LoopOptions, measure_loop
+from encoder_svc.bench.media import MEDIUM_NAMES, MediumName
 from encoder_svc.bench.overhead import OverheadOptions, measure_overhead
 from encoder_svc.bench.plot import require_matplotlib, write_plot
 from encoder_svc.bench.result import AnyResult, SoakResult
@@ -30,19 +31,25 @@ from encoder_svc.bench.soak import SoakOptions, measure_soak
 from encoder_svc.bench.throughput import ThroughputOptions, measure_throughput
 from encoder_svc.cli.device import resolve_device
 from encoder_svc.errors import SetupError
+from encoder_svc.models.checkpoint import open_checkpoint
 from encoder_svc.models.dtypes import resolve_dtype
-from encoder_svc.models.registry import check_servable
+from encoder_svc.models.registry import FAMILIES, check_servable, find_family
 from encoder_svc.settings import Settings
+from epd.encoder.v1.media_pb2 import Modality
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 Measure = Callable[[Run, Any], Coroutine[Any, Any, AnyResult]]
 
+DEFAULT_FAMILY = "qwen2_5_vl"
+
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
 _EPILOG = """\
 examples:
   encoder-svc bench throughput --dtype bf16 --image-size 224 --concurrency 16 --json throughput.json
+  encoder-svc bench throughput --family qwen3_vl --medium video --image-size 224
+  encoder-svc bench throughput --family whisper
   encoder-svc bench overhead --plot overhead.png
   encoder-svc bench soak --requests 10000 --cancel-share 0.2
 
@@ -66,11 +73,37 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_throughput(benches: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = _add(benches, "throughput", "images per second, beside the plain loop of transformers", measure_throughput)
+    text = "images, videos or sounds per second, beside the plain loop of transformers"
+    bench = _add(benches, "throughput", text, measure_throughput)
+    bench.add_argument(
+        "--family", default=DEFAULT_FAMILY, metavar="FAMILY", help=f"of the random checkpoint ({DEFAULT_FAMILY})"
+    )
+    bench.add_argument(
+        "--medium", choices=MEDIUM_NAMES, help="what is encoded (image, or audio with a family that only hears)"
+    )
     _add_sizes(bench, image_size=224, concurrency=16)
     _add_lengths(bench, seconds=20.0)
-    bench.set_defaults(
-        options=lambda a: ThroughputOptions(a.image_size, a.concurrency, a.seconds, a.requests, a.rounds)
+    bench.set_defaults(options=_throughput_options)
+
+
+def _throughput_options(arguments: argparse.Namespace) -> ThroughputOptions:
+    family = FAMILIES.get(arguments.family)
+    if arguments.model is not None:
+        family = find_family(open_checkpoint(arguments.model))
+    if family is None:
+        raise SetupError(f"--family {arguments.family} is none of {', '.join(sorted(FAMILIES))}")
+    encoded = [name for name in MEDIUM_NAMES if Modality.Value(f"MODALITY_{name.upper()}") in family.modalities]
+    medium: MediumName = arguments.medium or encoded[0]
+    if medium not in encoded:
+        raise SetupError(f"--medium {medium}: {family.model_type} encodes {', '.join(encoded)} only")
+    return ThroughputOptions(
+        family.model_type,
+        medium,
+        arguments.image_size,
+        arguments.concurrency,
+        arguments.seconds,
+        arguments.requests,
+        arguments.rounds,
     )
 
 
@@ -219,7 +252,9 @@ def _subject(arguments: argparse.Namespace) -> Subject:
     model = arguments.model
     if model is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        model = cached_checkpoint(arguments.preset, cache / "encoder-svc" / "bench")
+        model = cached_checkpoint(
+            getattr(arguments, "family", DEFAULT_FAMILY), arguments.preset, cache / "encoder-svc" / "bench"
+        )
     checkpoint = check_servable(model)
     device = resolve_device(arguments.device)
     dtype = resolve_dtype(_DTYPES.get(arguments.dtype, arguments.dtype), checkpoint.dtype, device)
