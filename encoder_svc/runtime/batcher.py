@@ -1,10 +1,12 @@
-"""All policy of batching: which prepared items run together."""
+"""All policy of batching: which prepared items run together, and when."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.fair_queue import FairQueue
-from epd.encoder.v1.media_pb2 import Modality
+from epd.internal.v1.media_worker_pb2 import Tower
 
 LEAD_SECONDS = 0.005
 """A batch is sent so long before the engine needs it: the way to the engine, on a machine that is busy with it."""
@@ -13,23 +15,22 @@ LEAD_SECONDS = 0.005
 class Batcher:
     """The items that wait for one engine.
 
-    A batch is filled up to a budget of patches, not a count: small images gain from company, large ones do not. An item
-    that exceeds the budget alone runs alone. All items of a batch are for one tower.
+    A batch is for one tower, and is filled up to that tower's budget of cost, not up to a count: small images gain from
+    company, large ones do not. An item that exceeds the budget alone runs alone.
 
     Nothing waits for company while the engine is idle, unless a window is set. While it runs a batch, the next one is
     taken when it is full, or just before the running one is expected to end: early enough that the engine never waits,
     and late enough that what comes in the meantime is in it.
 
     Args:
-        budget: patches of a batch (mel frames for audio).
+        budgets: what a batch may cost, for each tower: in patches, or in mel frames for audio.
         window: seconds that an item may wait for company while the engine is idle.
     """
 
-    def __init__(self, budget: int, window: float = 0.0) -> None:
-        self.budget = budget
-        self._window = window
-        self._queue = FairQueue()
-        self._first_at: float | None = None
+    def __init__(self, budgets: Mapping[Tower, int], window: float = 0.0) -> None:
+        self.budgets = budgets
+        self._lanes = [_Lane(budget, window) for budget in budgets.values()]
+        self._lane_of = dict(zip(budgets, self._lanes, strict=True))
 
     def due(self, now: float, running_until: float | None) -> float | None:
         """When the next batch is to be taken, perhaps in the past. None: nothing waits.
@@ -38,48 +39,83 @@ class Batcher:
             now: the time.
             running_until: when the engine is expected to have done what it holds. None: it is idle.
         """
-        first = self._queue.peek()
+        return min((due for lane in self._lanes if (due := lane.due(now, running_until)) is not None), default=None)
+
+    def push(self, computation: Computation) -> None:
+        """Adds a PREPARED item that has a slot."""
+        self._lane_of[computation.tower].queue.push(computation, computation.patches)
+
+    def discard(self, computation: Computation) -> bool:
+        """Takes an item out. Returns whether it was there."""
+        return self._lane_of[computation.tower].queue.discard(computation)
+
+    def next_batch(self, now: float, running_until: float | None) -> list[Computation]:
+        """Takes the items that run next. Empty: none is due.
+
+        Of several towers whose items are due the one goes first whose first item has the largest priority, and among
+        equals the one that has waited longest.
+
+        Args:
+            now: the time.
+            running_until: as for :meth:`due`.
+        """
+        due = [lane for lane in self._lanes if (at := lane.due(now, running_until)) is not None and at <= now]
+        return min(due, key=_Lane.place).take() if due else []
+
+    def waiting(self) -> list[Computation]:
+        """All items, tower by tower, those first that would run first."""
+        return [computation for lane in self._lanes for computation in lane.queue.waiting()]
+
+    def drain(self) -> list[Computation]:
+        """Takes all items, in that order."""
+        return [computation for lane in self._lanes for computation in lane.queue.drain()]
+
+
+class _Lane:
+    """The items of one tower."""
+
+    def __init__(self, budget: int, window: float) -> None:
+        self.queue = FairQueue()
+        self._budget = budget
+        self._window = window
+        self._first_at: float | None = None
+        """Since when there is something that was not there when the last batch was taken."""
+
+    def due(self, now: float, running_until: float | None) -> float | None:
+        """As :meth:`Batcher.due`."""
+        first = self.queue.peek()
         if first is None:
             self._first_at = None
             return None
         if self._first_at is None:
             self._first_at = now
-        if self._queue.cost >= self.budget or _suspect(first):
-            return now
+        if self.queue.cost >= self._budget or _suspect(first):
+            return self._first_at
         if running_until is None:
             return self._first_at + self._window
         return running_until - LEAD_SECONDS
 
-    def push(self, computation: Computation) -> None:
-        """Adds a PREPARED item that has a slot."""
-        self._queue.push(computation, computation.patches)
+    def place(self) -> tuple[int, float]:
+        """Smaller ones run first."""
+        first = self.queue.peek()
+        assert first is not None
+        assert self._first_at is not None
+        return (-first.priority, self._first_at)
 
-    def next_batch(self) -> list[Computation]:
-        """Takes the items that run next. Empty: there are none."""
+    def take(self) -> list[Computation]:
+        """Takes the items of one batch, at least one."""
         self._first_at = None
         batch: list[Computation] = []
-        patches = 0
-        while (following := self._queue.peek()) is not None:
-            if batch and (
-                patches + following.patches > self.budget
-                or _tower(following) != _tower(batch[0])
-                or _suspect(following)
-            ):
+        cost = 0
+        while (following := self.queue.peek()) is not None:
+            if batch and (cost + following.patches > self._budget or _suspect(following)):
                 break
-            self._queue.pop()
+            self.queue.pop()
             batch.append(following)
-            patches += following.patches
+            cost += following.patches
             if _suspect(following):
                 break
         return batch
-
-    def drain(self) -> list[Computation]:
-        """Takes all items, in no order."""
-        return self._queue.drain()
-
-
-def _tower(computation: Computation) -> str:
-    return "audio" if computation.item.modality == Modality.MODALITY_AUDIO else "vision"
 
 
 def _suspect(computation: Computation) -> bool:

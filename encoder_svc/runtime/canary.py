@@ -16,7 +16,7 @@ from itertools import count
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.commands import EncodeCommand, ItemCommand
-from encoder_svc.runtime.encoding import Engine
+from encoder_svc.runtime.engine_table import Engine
 from encoder_svc.runtime.events import ChunkEvent, Event, PartFailed
 from encoder_svc.runtime.requests import Sink
 from encoder_svc.runtime.timers import Timers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -17,7 +18,6 @@ from epd.encoder.v1.embedding_pb2 import (
     EmbeddingChunk,
     EncoderRef,
     InlineLocator,
-    LeaseGrant,
     Locator,
     MooncakeLocator,
 )
@@ -32,17 +32,17 @@ class ChunkWriter:
     grpc_target: str
     mooncake_protocol: str
 
-    def encoder(self, engine: EngineReady | None) -> EncoderRef:
-        """Names this server, and the engine if one holds the embedding."""
-        boot_id = engine.boot_id if engine is not None else ""
-        return EncoderRef(instance_id=self.instance_id, engine_boot_id=boot_id, grpc_target=self.grpc_target)
+    @cached_property
+    def encoder(self) -> EncoderRef:
+        """Names this server. Not to be changed."""
+        return EncoderRef(instance_id=self.instance_id, grpc_target=self.grpc_target)
 
     def layout(self, layout: EmbeddingChunk, part: Part, fingerprint: bytes) -> EmbeddingChunk:
         """The LAYOUT chunk of a part, from what a media worker told."""
         chunk = _copy(layout)
         chunk.state = ChunkState.CHUNK_STATE_LAYOUT
         _name_part(chunk, part)
-        chunk.encoder.CopyFrom(self.encoder(None))
+        chunk.encoder.CopyFrom(self.encoder)
         chunk.compatibility_fingerprint = fingerprint
         return chunk
 
@@ -51,24 +51,35 @@ class ChunkWriter:
 
         Without leases there is nothing that could be read, so it does not say where.
         """
+        if not slot.chunk:
+            slot.chunk = self._of_slot(slot, engine).SerializeToString()
+        chunk = EmbeddingChunk.FromString(slot.chunk)
+        if slot.name is not None:
+            chunk.content_key = slot.name.content_key
+        if not leases:
+            for name in _READABLE:
+                chunk.ClearField(name)
+        for lease in leases:
+            grant = chunk.leases.add()
+            grant.receiver_id = lease.receiver
+            grant.lease_id = lease.id
+            write_duration(grant.ttl, lease.expires_at - now)
+        return chunk
+
+    def _of_slot(self, slot: Slot, engine: EngineReady) -> EmbeddingChunk:
+        """What is the same in all READY chunks of a slot."""
         assert slot.layout is not None
         chunk = _copy(slot.layout)
         chunk.state = ChunkState.CHUNK_STATE_READY
         chunk.token_count_is_upper_bound = False
-        chunk.encoder.CopyFrom(self.encoder(engine))
+        chunk.encoder.CopyFrom(self.encoder)
+        chunk.encoder.engine_boot_id = engine.boot_id
         chunk.compatibility_fingerprint = engine.model.compatibility_fingerprint
         chunk.checksum.algorithm = ChecksumAlgorithm.CHECKSUM_ALGORITHM_XXH3_64
         chunk.checksum.value = slot.checksum
-        if slot.name is not None:
-            chunk.content_key = slot.name.content_key
-        if leases:
-            chunk.generation = slot.generation
-            chunk.slot_key = slot.key
-            chunk.leases.extend(
-                LeaseGrant(receiver_id=lease.receiver, lease_id=lease.id, ttl=duration(lease.expires_at - now))
-                for lease in leases
-            )
-            chunk.locators.extend(self._locators(slot, engine))
+        chunk.generation = slot.generation
+        chunk.slot_key = slot.key
+        chunk.locators.extend(self._locators(slot, engine))
         return chunk
 
     def ready_for(
@@ -86,7 +97,7 @@ class ChunkWriter:
         chunk.from_cache = encoded is None
         if encoded is not None:
             _write_timings(chunk, part, encoded)
-        chunk.timings.total.CopyFrom(duration(now - part.admitted_at))
+        write_duration(chunk.timings.total, now - part.admitted_at)
         return chunk
 
     def _locators(self, slot: Slot, engine: EngineReady) -> list[Locator]:
@@ -100,6 +111,10 @@ class ChunkWriter:
             )
             locators.insert(0, Locator(mooncake=location))
         return locators
+
+
+_READABLE = ("generation", "slot_key", "locators")
+"""What tells where a slot is read."""
 
 
 def _copy(layout: EmbeddingChunk) -> EmbeddingChunk:
@@ -119,17 +134,23 @@ def _name_part(chunk: EmbeddingChunk, part: Part) -> None:
 
 def _write_timings(chunk: EmbeddingChunk, part: Part, encoded: EncodedItem) -> None:
     item, timings = encoded.computation, chunk.timings
-    timings.fetch.CopyFrom(duration(part.fetch_seconds))
-    timings.queued.CopyFrom(duration(item.prepare_started_at - part.admitted_at - part.fetch_seconds))
-    timings.prepare.CopyFrom(duration(item.prepare_seconds))
-    timings.batch_wait.CopyFrom(duration(item.encode_started_at - item.prepared_at))
-    timings.forward.CopyFrom(duration(encoded.forward_seconds))
-    timings.stage.CopyFrom(duration(encoded.stage_seconds))
+    write_duration(timings.fetch, part.fetch_seconds)
+    write_duration(timings.queued, item.prepare_started_at - part.admitted_at - part.fetch_seconds)
+    write_duration(timings.prepare, item.prepare_seconds)
+    write_duration(timings.batch_wait, item.encode_started_at - item.prepared_at)
+    write_duration(timings.forward, encoded.forward_seconds)
+    write_duration(timings.stage, encoded.stage_seconds)
     timings.batch_items = encoded.batch_items
     timings.batch_patches = encoded.batch_patches
 
 
 def duration(seconds: float) -> Duration:
     """``seconds`` as a message, not negative."""
-    nanoseconds = max(0, round(seconds * 1e9))
-    return Duration(seconds=nanoseconds // 1_000_000_000, nanos=nanoseconds % 1_000_000_000)
+    message = Duration()
+    write_duration(message, seconds)
+    return message
+
+
+def write_duration(message: Duration, seconds: float) -> None:
+    """Writes ``seconds``, not negative, into a message, in place."""
+    message.seconds, message.nanos = divmod(max(0, round(seconds * 1e9)), 1_000_000_000)

@@ -13,7 +13,7 @@ from encoder_svc.runtime.requests import Prompt
 from encoder_svc.runtime.slots import ContentName, Slot
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import MediaItem
-from epd.internal.v1.media_worker_pb2 import ModelInput
+from epd.internal.v1.media_worker_pb2 import ModelInput, Tower
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +40,7 @@ class Computation:
     layout: EmbeddingChunk | None = field(default=None, repr=False)
     input: ModelInput | None = field(default=None, repr=False)
     input_offset: int | None = None
-    """Where its input is in the input arena, while it holds space there."""
+    """Where its input is or will be in the input arena, while it holds space there."""
     slot: Slot | None = None
     """The slot that it holds until it has filled it."""
     engine: int = -1
@@ -63,8 +63,14 @@ class Computation:
         return sum(map(len, self.files))
 
     @property
+    def tower(self) -> Tower:
+        """Who encodes it, once it is measured."""
+        audio = self.input is not None and self.input.tower == Tower.TOWER_AUDIO
+        return Tower.TOWER_AUDIO if audio else Tower.TOWER_VISION
+
+    @property
     def patches(self) -> int:
-        """What its forward costs; 0 before it is measured."""
+        """What its forward costs, in patches, or in mel frames for audio; 0 before it is measured."""
         return self.input.patches if self.input is not None else 0
 
     def move(self, stage: PartState) -> None:

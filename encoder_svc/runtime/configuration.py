@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from encoder_svc.runtime.scheduler import Rules
+from encoder_svc.runtime.rules import Rules
 from encoder_svc.settings import Settings, split_address
 from encoder_svc.shared_memory import SharedMemory
 from epd.internal.v1.engine_pb2 import ConfigureEngine, MooncakeSettings
-from epd.internal.v1.media_worker_pb2 import ConfigureMedia
+from epd.internal.v1.media_worker_pb2 import ConfigureMedia, MediaLimits, Tower
 
 _BATCH_PATCHES = {"cpu": 2048, "cuda": 16_384}
+_BATCH_FRAMES = {"cpu": 6000, "cuda": 48_000}
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,13 @@ class Serving:
     """`float32`, `bfloat16` or `float16`, resolved."""
 
 
-def batch_patches(settings: Settings, device: str) -> int:
-    """The budget of a batch on a device."""
-    return settings.batch_patches or _BATCH_PATCHES[device.partition(":")[0]]
+def batch_budgets(settings: Settings, device: str) -> dict[Tower, int]:
+    """What a batch may cost on a device, for each tower."""
+    kind = device.partition(":")[0]
+    return {
+        Tower.TOWER_VISION: settings.batch_patches or _BATCH_PATCHES[kind],
+        Tower.TOWER_AUDIO: settings.batch_frames or _BATCH_FRAMES[kind],
+    }
 
 
 def rules(settings: Settings) -> Rules:
@@ -61,7 +66,13 @@ def configure_media(settings: Settings, serving: Serving, input_arena: SharedMem
         input_arena_fd=input_arena.descriptor,
         input_arena_bytes=input_arena.size,
         threads=settings.media_threads,
-        max_image_pixels=settings.max_image_pixels,
+        limits=MediaLimits(
+            image_pixels=settings.max_image_pixels,
+            video_pixels=settings.max_video_pixels,
+            video_frames=settings.max_video_frames,
+            video_seconds=settings.max_video_seconds,
+            audio_seconds=settings.max_audio_seconds,
+        ),
         memory_bytes=settings.media_memory_bytes,
         log_level=settings.log_level,
     )

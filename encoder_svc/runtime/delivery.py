@@ -9,13 +9,14 @@ from typing import Protocol
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.chunks import ChunkWriter
 from encoder_svc.runtime.commands import AcquireCommand
-from encoder_svc.runtime.encoding import EncodedItem, Engine
+from encoder_svc.runtime.encoding import EncodedItem
+from encoder_svc.runtime.engine_table import Engine
 from encoder_svc.runtime.leases import Lease, LeaseState, LeaseTable
 from encoder_svc.runtime.parts import Part
 from encoder_svc.runtime.slots import Slot, SlotState
 from encoder_svc.runtime.timers import Timers
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
-from epd.encoder.v1.encoder_service_pb2 import ReadOutcome
+from epd.encoder.v1.encoder_service_pb2 import READ_OUTCOME_CORRUPT, ReadOutcome
 from epd.internal.v1.engine_pb2 import EngineReady
 
 
@@ -81,7 +82,7 @@ class EmbeddingDelivery:
         for lease_id, outcome in leases:
             found = self.leases.find(lease_id, now)
             if isinstance(found, Lease):
-                if outcome == ReadOutcome.READ_OUTCOME_CORRUPT:
+                if outcome == READ_OUTCOME_CORRUPT:
                     self._doubt(found.slot)
                 self.leases.release(found)
                 answers.append((found, LeaseState.RELEASED))

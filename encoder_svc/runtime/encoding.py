@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
 from encoder_svc.errors import Reason, ServiceError
-from encoder_svc.runtime.batcher import Batcher
 from encoder_svc.runtime.computations import Computation
+from encoder_svc.runtime.engine_table import Batch, Engine
 from encoder_svc.runtime.parts import PartState
-from encoder_svc.runtime.slots import SlotTable
 from encoder_svc.runtime.timers import Timer, Timers
 from epd.internal.v1.engine_pb2 import BatchDone, BatchItem, EngineReady, ItemResult
 
-_SPEED_WEIGHT = 0.3
-"""Of the last batch in an engine's speed."""
+_LATE_FACTOR = 4.0
+_LATE_SECONDS = 1.0
+"""An engine is late when its batch takes so many times as long as usual, and at least so long."""
 
 MAX_ATTEMPTS = 2
 """Forwards that may be started for an item: one more after an engine died in the first."""
@@ -66,61 +66,6 @@ class EncodingListener(Protocol):
     def batch_ran(self, batch: Batch, forward_seconds: float, stage_seconds: float) -> None:
         """A batch came back."""
         ...
-
-
-@dataclass(eq=False)
-class Batch:
-    """Items that an engine runs together."""
-
-    id: int
-    items: list[Computation]
-    started: bool = False
-    first_at: float = 0.0
-    """When it became the first of its engine's."""
-    clock: Timer | None = None
-
-    @property
-    def patches(self) -> int:
-        """What it costs."""
-        return sum(item.patches for item in self.items)
-
-
-@dataclass(eq=False)
-class Engine:
-    """One engine, over all its lives."""
-
-    index: int
-    device: str
-    slots: SlotTable
-    batcher: Batcher
-    ready: EngineReady | None = None
-    """What it said of itself in this life. None: it is starting or dead."""
-    lives: int = 0
-    batches: dict[int, Batch] = field(default_factory=dict)
-    """What was sent to it and has not come back, in order."""
-    patches: int = 0
-    """What it has been given and has not done."""
-    last_good: float = 0.0
-    """When it became ready or last encoded something well."""
-    seconds_per_patch: float = 0.0
-    """As measured on its last batches, mostly on the last ones. 0: it has run none in this life."""
-    alarm: Timer | None = None
-    """When its next batch is due."""
-    failing: bool = False
-    """Its canary failed, and it has encoded nothing well since."""
-
-    def running_until(self) -> float | None:
-        """When it is expected to have done all its batches; None: it is idle. Unknown speeds are taken for infinite."""
-        if not self.batches:
-            return None
-        first = next(iter(self.batches.values()))
-        return first.first_at + self.seconds_per_patch * sum(batch.patches for batch in self.batches.values())
-
-    def learn(self, batch: Batch, now: float) -> None:
-        """Takes the time of a batch that has come back."""
-        measured = (now - batch.first_at) / max(batch.patches, 1)
-        known = self.seconds_per_patch
-        self.seconds_per_patch = known + _SPEED_WEIGHT * (measured - known) if known else measured
 
 
 class Encoding:
@@ -177,23 +122,27 @@ class Encoding:
 
     def pump(self, now: float) -> None:
         """Starts what can start: gives slots, and batches to engines with a free place."""
-        self._grant_slots()
+        if self._grant_slots():
+            self._relieve_late_engines()
         for engine in self.engines:
-            while engine.ready and len(engine.batches) < self._batches_ahead:
-                due = engine.batcher.due(now, engine.running_until())
+            while engine.ready and not engine.late and len(engine.batches) < self._batches_ahead:
+                running_until = engine.running_until()
+                due = engine.batcher.due(now, running_until)
                 if due is None:
                     break
                 if due > now:
                     self._wake(engine, due)
                     break
-                items = engine.batcher.next_batch()
-                batch = Batch(next(self._batch_ids), items)
-                engine.batches[batch.id] = batch
-                self._start_clock(engine, now)
-                for item in items:
-                    item.move(PartState.ENCODING)
-                    item.encode_started_at = now
-                self._hands.run(engine.index, batch.id, [_batch_item(item) for item in items])
+                self._run(engine, engine.batcher.next_batch(now, running_until), now)
+
+    def _run(self, engine: Engine, items: list[Computation], now: float) -> None:
+        batch = Batch(next(self._batch_ids), items[0].tower, items, sum(item.patches for item in items))
+        engine.batches[batch.id] = batch
+        self._first_batch_runs(engine, now)
+        for item in items:
+            item.move(PartState.ENCODING)
+            item.encode_started_at = now
+        self._hands.run(engine.index, batch.id, [_batch_item(item) for item in items])
 
     def _wake(self, engine: Engine, due: float) -> None:
         """Pumps again when the engine's next batch is due; :meth:`Timers.run_due` is followed by a pump."""
@@ -208,7 +157,7 @@ class Encoding:
         self._stop_clock(computation)
         if computation.slot is not None:
             engine = self.engines[computation.engine]
-            engine.patches -= computation.patches
+            engine.batcher.discard(computation)
             self._leave_slot(engine, computation)
             return
         self._ended_waiting += 1
@@ -218,20 +167,24 @@ class Encoding:
             heapq.heapify(self._waiting)
             self._ended_waiting = 0
 
+    def engine_starting(self, index: int) -> None:
+        """The process of an engine runs."""
+        self.engines[index].starting = True
+
     def engine_ready(self, index: int, ready: EngineReady, now: float) -> None:
         """An engine takes batches."""
         engine = self.engines[index]
         engine.ready = ready
-        engine.lives += 1
+        engine.starting = engine.failing = False
         engine.last_good = now
-        engine.failing = False
-        engine.seconds_per_patch = 0.0
+        engine.speeds.clear()
 
     def engine_lost(self, index: int, now: float) -> None:
         """An engine died. Items whose forward had not started wait again; the others are tried once more, alone."""
         engine = self.engines[index]
         engine.ready = None
-        engine.patches = 0
+        engine.starting = engine.late = False
+        engine.busy.tell(False, now)
         for item in engine.batcher.drain():
             self._leave_slot(engine, item)
             self.enqueue(item, now)
@@ -239,8 +192,7 @@ class Encoding:
         for place, batch in enumerate(batches):
             # The first was running even if its death was faster than the word that it had started.
             ran = batch.started or place == 0
-            if batch.clock is not None:
-                batch.clock.cancel()
+            self._end_batch(engine, batch)
             for item in batch.items:
                 self._leave_slot(engine, item)
                 if item.ended:
@@ -266,12 +218,11 @@ class Encoding:
         batch = engine.batches.pop(done.batch, None)
         if batch is None:
             return
-        if batch.clock is not None:
-            batch.clock.cancel()
         engine.learn(batch, now)
-        self._start_clock(engine, now)
-        engine.patches -= batch.patches
-        self._listener.batch_ran(batch, done.forward_nanoseconds / 1e9, done.stage_nanoseconds / 1e9)
+        self._end_batch(engine, batch)
+        self._first_batch_runs(engine, now)
+        if batch.items:
+            self._listener.batch_ran(batch, done.forward_nanoseconds / 1e9, done.stage_nanoseconds / 1e9)
         results = {result.part: result for result in done.items}
         for item in batch.items:
             self._listener.input_free(item)
@@ -282,6 +233,8 @@ class Encoding:
                 engine.failing = False
             if item.ended or error is not None:
                 self._leave_slot(engine, item)
+            else:
+                engine.patches[item.tower] -= item.patches
             if item.ended:
                 continue
             if error is not None:
@@ -289,12 +242,32 @@ class Encoding:
             else:
                 self._tell_encoded(engine, batch, item, result, done, now)
 
-    def _start_clock(self, engine: Engine, now: float) -> None:
+    def _first_batch_runs(self, engine: Engine, now: float) -> None:
         """The first batch of an engine has so long from now, or from when it became the first."""
         batch = next(iter(engine.batches.values()), None)
-        if batch is not None and batch.clock is None:
-            batch.first_at = now
-            batch.clock = self._timers.at(now + self._forward_seconds, lambda _: self._hands.stop_engine(engine.index))
+        engine.busy.tell(batch is not None, now)
+        if batch is None or batch.clocks:
+            return
+        batch.first_at = now
+
+        def hangs(_: float) -> None:
+            self._hands.stop_engine(engine.index)
+
+        def is_late(_: float) -> None:
+            engine.late = True
+
+        batch.clocks.append(self._timers.at(now + self._forward_seconds, hangs))
+        speed = engine.speeds.get(batch.tower)
+        if speed is not None:
+            usual = speed * batch.patches
+            batch.clocks.append(self._timers.at(now + max(_LATE_FACTOR * usual, _LATE_SECONDS), is_late))
+
+    def _end_batch(self, engine: Engine, batch: Batch) -> None:
+        """An engine has done with a batch, or is dead."""
+        batch.stop_clocks()
+        engine.late = False
+        for slot in batch.given_up:
+            engine.slots.free(slot)
 
     def _tell_encoded(
         self, engine: Engine, batch: Batch, item: Computation, result: ItemResult, done: BatchDone, now: float
@@ -310,8 +283,12 @@ class Encoding:
         )
         self._listener.encoded(encoded, now)
 
-    def _grant_slots(self) -> None:
-        """Gives slots to the oldest prompt first; nobody younger may take while it waits."""
+    def _grant_slots(self) -> bool:
+        """Gives slots to the oldest prompt first; nobody younger may take while it waits.
+
+        Returns:
+            Whether all have one now but those that wait for one engine only.
+        """
         aside = []
         while self._waiting:
             computation = self._waiting[0][-1]
@@ -321,26 +298,74 @@ class Encoding:
                 # It waits for one engine, which may be dead: that must not hold up what others can do.
                 aside.append(self._waiting[0])
             heapq.heappop(self._waiting)
+        all_have = not self._waiting
         for entry in aside:
             heapq.heappush(self._waiting, entry)
+        return all_have
 
     def _grant_slot(self, computation: Computation) -> bool:
-        assert computation.layout is not None
         pinned = computation.pinned_engine
-        for engine in sorted(self.engines, key=lambda engine: (engine.failing, engine.patches)):
-            if not engine.ready or pinned not in (None, engine.index):
-                continue
+        ready = [engine for engine in self.engines if engine.ready and pinned in (None, engine.index)]
+        if self._place(computation, [engine for engine in ready if not engine.late] or ready):
+            self._stop_clock(computation)
+            return True
+        return False
+
+    def _place(self, computation: Computation, engines: Sequence[Engine]) -> bool:
+        """Gives an item a slot of the engine with the least to do, and queues it there."""
+        assert computation.layout is not None
+        for engine in sorted(engines, key=lambda engine: (engine.failing, engine.load)):
             slot = engine.slots.reserve(computation.layout.nbytes)
             if slot is not None:
                 computation.slot, computation.engine = slot, engine.index
-                engine.patches += computation.patches
+                engine.patches[computation.tower] += computation.patches
                 engine.batcher.push(computation)
-                self._stop_clock(computation)
                 return True
         return False
 
+    def _relieve_late_engines(self) -> None:
+        """What waits behind a batch that takes far longer than usual goes to other engines that have room for it."""
+        if not any(engine.late for engine in self.engines):
+            return
+        others = [engine for engine in self.engines if engine.ready and not engine.late and not engine.failing]
+        for engine in self.engines:
+            if engine.late and others:
+                for item in engine.batcher.waiting():
+                    self._move_waiting(engine, item, others)
+                for batch in list(engine.batches.values())[1:]:
+                    for item in list(batch.items):
+                        self._move_sent(engine, batch, item, others)
+
+    def _move_waiting(self, engine: Engine, item: Computation, others: Sequence[Engine]) -> None:
+        slot = item.slot
+        assert slot is not None
+        if item.pinned_engine is None and self._place(item, others):
+            engine.batcher.discard(item)
+            engine.patches[item.tower] -= item.patches
+            engine.slots.free(slot)
+
+    def _move_sent(self, engine: Engine, batch: Batch, item: Computation, others: Sequence[Engine]) -> None:
+        """Moves an item whose batch the engine has, but has not begun.
+
+        The engine will run it all the same. Nobody will look at what it makes of it, so it may even find another input
+        there by then; but it will write the slot.
+        """
+        slot = item.slot
+        assert slot is not None
+        if item.ended or item.pinned_engine is not None:
+            return
+        item.move(PartState.PREPARED)
+        if self._place(item, others):
+            batch.items.remove(item)
+            batch.given_up.append(slot)
+            engine.patches[item.tower] -= item.patches
+        else:
+            item.move(PartState.ENCODING)
+
     def _leave_slot(self, engine: Engine, computation: Computation) -> None:
+        """Takes an item from an engine."""
         if computation.slot is not None:
+            engine.patches[computation.tower] -= computation.patches
             engine.slots.free(computation.slot)
             computation.slot = None
 

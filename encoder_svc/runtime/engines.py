@@ -37,6 +37,7 @@ class EngineProcess:
         match report.WhichOneof("report"):
             case "hello":
                 self.supervisor.greet(EngineCommand(configure=self.configuration))
+                self.scheduler.engine_starting(self.index)
             case "loading":
                 self._tell_progress(report.loading.step, report.loading.fraction)
             case "ready":

@@ -12,73 +12,96 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from itertools import count
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.requests import Prompt
 
 
+class _Entry(NamedTuple):
+    """One item; smaller ones leave first."""
+
+    falling_priority: int
+    tag: float
+    sequence: int
+    cost: int
+    computation: Computation
+
+
 class FairQueue:
-    """Computations that wait for a hand. Larger priorities leave first. Those that have ended are skipped."""
+    """Computations that wait for a hand. Larger priorities leave first."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, float, int, float, Computation]] = []
+        self._heap: list[_Entry] = []
+        self._live: dict[int, _Entry] = {}
+        """By the computation's key. Entries of the heap that are not here were discarded."""
         self._sequence = count()
         self._virtual_time = 0.0
         self._waiting: Counter[Prompt] = Counter()
         self._last_end: WeakKeyDictionary[Prompt, float] = WeakKeyDictionary()
-        self._sweep_at = 256
-        self.cost = 0.0
-        """Of all that wait; what has ended counts until it is met."""
+        self.cost = 0
+        """Of all that wait."""
 
-    def push(self, computation: Computation, cost: float) -> None:
-        """Adds one; ``cost`` is in any unit that is the same for the whole queue."""
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def push(self, computation: Computation, cost: int) -> None:
+        """Adds one that is not in it; ``cost`` is in any unit that is the same for the whole queue."""
         prompt = computation.prompt
         tag = max(self._virtual_time, self._last_end.get(prompt, 0.0))
         self._last_end[prompt] = tag + cost
         self._waiting[prompt] += 1
         self.cost += cost
-        heapq.heappush(self._heap, (-computation.priority, tag, next(self._sequence), cost, computation))
-        if len(self._heap) >= self._sweep_at:
-            self._sweep()
+        entry = _Entry(-computation.priority, tag, next(self._sequence), cost, computation)
+        self._live[computation.key] = entry
+        heapq.heappush(self._heap, entry)
+
+    def discard(self, computation: Computation) -> bool:
+        """Takes one out, wherever it stands. Returns whether it was there."""
+        entry = self._live.get(computation.key)
+        if entry is None:
+            return False
+        self._leave(entry)
+        if len(self._heap) > 2 * len(self._live) + 256:
+            # Cancels must not let the heap grow while the hands are busy.
+            self._heap = list(self._live.values())
+            heapq.heapify(self._heap)
+        return True
 
     def peek(self) -> Computation | None:
         """The one that leaves next. None: the queue is empty."""
-        while self._heap and self._heap[0][-1].ended:
-            self._take()
-        return self._heap[0][-1] if self._heap else None
+        while self._heap and self._live.get(self._heap[0].computation.key) is not self._heap[0]:
+            heapq.heappop(self._heap)
+        return self._heap[0].computation if self._heap else None
 
     def pop(self) -> Computation | None:
         """Takes the one that leaves next. None: the queue is empty."""
         if self.peek() is None:
             return None
         prompts = len(self._waiting)
-        tag, cost, computation = self._take()
-        self._virtual_time = max(self._virtual_time + cost / prompts, tag)
-        return computation
+        entry = heapq.heappop(self._heap)
+        self._leave(entry)
+        self._virtual_time = max(self._virtual_time + entry.cost / prompts, entry.tag)
+        return entry.computation
+
+    def waiting(self) -> list[Computation]:
+        """All that wait, in the order in which they would leave if none came."""
+        return [entry.computation for entry in sorted(self._live.values())]
 
     def drain(self) -> list[Computation]:
-        """Takes all, in no order."""
-        waiting = [entry[-1] for entry in self._heap if not entry[-1].ended]
+        """Takes all, in that order."""
+        found = self.waiting()
         self._heap.clear()
-        self.cost = 0.0
+        self._live.clear()
         self._waiting.clear()
-        return waiting
+        self.cost = 0
+        return found
 
-    def _take(self) -> tuple[float, float, Computation]:
-        """Takes the first entry: tag, cost, computation."""
-        _, tag, _, cost, computation = heapq.heappop(self._heap)
-        prompt = computation.prompt
-        self.cost -= cost
+    def _leave(self, entry: _Entry) -> None:
+        del self._live[entry.computation.key]
+        prompt = entry.computation.prompt
+        self.cost -= entry.cost
         self._waiting[prompt] -= 1
         if not self._waiting[prompt]:
             del self._waiting[prompt]
-        return tag, cost, computation
-
-    def _sweep(self) -> None:
-        """Drops those that have ended: cancels must not let the heap grow while the hands are busy."""
-        self._heap = [entry for entry in self._heap if not entry[-1].ended]
-        heapq.heapify(self._heap)
-        self._waiting = Counter(entry[-1].prompt for entry in self._heap)
-        self.cost = sum(entry[3] for entry in self._heap)
-        self._sweep_at = max(256, 2 * len(self._heap))

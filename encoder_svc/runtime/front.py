@@ -17,8 +17,8 @@ from encoder_svc.runtime import leases as lease_table
 from encoder_svc.runtime.batcher import Batcher
 from encoder_svc.runtime.chunks import ChunkWriter
 from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand
-from encoder_svc.runtime.configuration import Serving, batch_patches, configure_engine, configure_media, rules
-from encoder_svc.runtime.encoding import Engine
+from encoder_svc.runtime.configuration import Serving, batch_budgets, configure_engine, configure_media, rules
+from encoder_svc.runtime.engine_table import Engine
 from encoder_svc.runtime.engines import EngineProcess
 from encoder_svc.runtime.leases import Lease
 from encoder_svc.runtime.media_sources import MediaSources, UriFetcher
@@ -102,7 +102,7 @@ class Front:
                 index,
                 device,
                 SlotTable(index, arena.view),
-                Batcher(batch_patches(settings, device), settings.batch_window_seconds),
+                Batcher(batch_budgets(settings, device), settings.batch_window_seconds),
             )
             for index, (device, arena) in placed
         ]
@@ -298,9 +298,10 @@ class Front:
         """See :class:`SourceHands`."""
         self._sources.stop_bringing(part)
 
-    def prepare(self, worker: int, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
+    def prepare(self, worker: int, part: int, item: MediaItem, files: tuple[bytes, ...], measure_only: bool) -> None:
         """See :class:`MediaHands`."""
-        self._media(worker).send(MediaCommand(prepare=Prepare(part=part, item=item)), files)
+        command = Prepare(part=part, item=item, measure_only=measure_only)
+        self._media(worker).send(MediaCommand(prepare=command), files)
 
     def grant(self, worker: int, part: int, offset: int) -> None:
         """See :class:`MediaHands`."""
@@ -334,15 +335,17 @@ class Front:
     def changed(self) -> None:
         """Something happened: sets the timer anew, and tells who waits."""
         due = self.scheduler.timers.next_due()
-        if due != self._timer_due:
+        # Nearly all timers are cancelled long before they are due: one that is set too early only ticks in vain.
+        if due is not None and (self._timer_due is None or due < self._timer_due):
             self._timer_due = due
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = None if due is None else asyncio.get_running_loop().call_later(due - self.now(), self._tick)
-        if self.ready != self._was_ready:
-            self._was_ready = self.ready
+            self._timer = asyncio.get_running_loop().call_later(due - self.now(), self._tick)
+        ready = self.ready
+        if ready != self._was_ready:
+            self._was_ready = ready
             for listener in self._listeners:
-                listener(self._was_ready)
+                listener(ready)
         self._changed.set()
         self._changed.clear()
 

@@ -53,7 +53,7 @@ class MediaSources:
             if not self._hashed_bytes:
                 asyncio.get_running_loop().call_soon(self._next_turn)
             self._hashed_bytes += nbytes
-            scheduler.sourced(part, files, _digest(item, files), 0.0, self._now())
+            self._tell(scheduler, part, files, _digest(item, files), 0.0)
             return
         task = asyncio.create_task(self._bring(scheduler, part, item, files), name=f"media of part {part}")
         self._tasks[part] = task
@@ -80,14 +80,25 @@ class MediaSources:
             scheduler.source_failed(part, error, self._now())
         except Exception:
             logger.exception("fetching media failed in a way that was not foreseen")
-            fault = ServiceError(Reason.INTERNAL, "the media could not be fetched by a fault of the server")
-            scheduler.source_failed(part, fault, self._now())
+            scheduler.source_failed(part, _fault(), self._now())
         else:
-            scheduler.sourced(part, files, digest, self._now() - begin, self._now())
+            self._tell(scheduler, part, files, digest, self._now() - begin)
         self._changed()
+
+    def _tell(self, scheduler: Scheduler, part: int, files: tuple[bytes, ...], digest: bytes, seconds: float) -> None:
+        try:
+            scheduler.sourced(part, files, digest, seconds, self._now())
+        except Exception:
+            # Nobody else would end the part before its deadline.
+            logger.exception("media that had come were not taken")
+            scheduler.source_failed(part, _fault(), self._now())
 
     def _next_turn(self) -> None:
         self._hashed_bytes = 0
+
+
+def _fault() -> ServiceError:
+    return ServiceError(Reason.INTERNAL, "the media could not be fetched by a fault of the server")
 
 
 def _digest(item: MediaItem, files: tuple[bytes, ...]) -> bytes:

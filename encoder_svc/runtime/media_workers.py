@@ -13,6 +13,9 @@ from epd.internal.v1.media_worker_pb2 import ConfigureMedia, MediaCommand, Media
 
 logger = logging.getLogger(__name__)
 
+DROPPED = "DROPPED"
+"""The reason that answers ``DropItem``, and ends an item that was only to be measured."""
+
 
 @dataclass(eq=False)
 class MediaWorker:
@@ -46,8 +49,11 @@ class MediaWorker:
             case "prepared":
                 seconds = report.prepared.prepare_nanoseconds / 1e9
                 self.scheduler.item_prepared(self.index, report.prepared.part, seconds, self.now())
+            case "failed" if report.failed.reason == DROPPED:
+                self.scheduler.item_dropped(self.index, report.failed.part, self.now())
             case "failed":
-                self.scheduler.item_failed(self.index, report.failed.part, _error(report), self.now())
+                error = ServiceError(Reason(report.failed.reason), report.failed.message)
+                self.scheduler.item_failed(self.index, report.failed.part, error, self.now())
             case "child_failed":
                 self.failed(SetupError(report.child_failed.message))
             case unknown:
@@ -59,9 +65,3 @@ class MediaWorker:
         self.ready = False
         self.scheduler.media_worker_lost(self.index, self.now())
         self.changed()
-
-
-def _error(report: MediaReport) -> ServiceError:
-    # "DROPPED" answers a drop, whose part has ended already: nobody is told.
-    reason = Reason.INTERNAL if report.failed.reason == "DROPPED" else Reason(report.failed.reason)
-    return ServiceError(reason, report.failed.message)

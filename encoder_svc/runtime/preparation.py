@@ -3,6 +3,10 @@
 A worker holds two items at most: one that it works on and one behind it, so that it never waits for the front. It
 answers in the order in which it was asked, so when it dies, the first item is the one that it died of; the others are
 given to the next worker.
+
+Nor does a worker ever wait for space. When it has measured an item there is either space for it, or the item is taken
+back and given out again, to any worker, when it has its space. So every item is measured soon, whatever else waits: its
+LAYOUT depends on no reader (docs/architecture.md, "Why nothing waits in a circle").
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ _ITEM_COST_BYTES = 16_384
 class MediaHands(Protocol):
     """The media workers, by index."""
 
-    def prepare(self, worker: int, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
+    def prepare(self, worker: int, part: int, item: MediaItem, files: tuple[bytes, ...], measure_only: bool) -> None:
         """Sends ``Prepare``."""
         ...
 
@@ -72,10 +76,8 @@ class _Job:
 
     computation: Computation
     worker: int
-    offset: int | None = None
-    """Its space in the input arena, once granted."""
-    waits_for_space: bool = False
-    space_timer: Timer | None = None
+    taken_back: bool
+    """It comes back unprepared: the worker was told to measure it only, or to drop it."""
 
 
 class Preparation:
@@ -106,11 +108,14 @@ class Preparation:
         self._timers = timers
         self._listener = listener
         self._queue = FairQueue()
+        """What waits for a worker: items that nobody has measured, and items that were measured and have space."""
+        self._waiting: list[tuple[tuple[int, int, int], Computation]] = []
+        """What was measured and waits for space. Those without a clock do not wait any more."""
+        self._space_clocks: dict[int, Timer] = {}
         self._workers: dict[int, deque[_Job]] = {}
-        self._clocks: dict[int, Timer] = {}
+        self._worker_clocks: dict[int, Timer] = {}
         self._stopping: set[int] = set()
         self._alone: Timer | None = None
-        self._waiting: list[tuple[tuple[int, int, int], _Job]] = []
         self._jobs: dict[int, _Job] = {}
 
     @property
@@ -129,36 +134,31 @@ class Preparation:
 
     def pump(self, now: float) -> None:
         """Starts what can start: grants space, and gives items to workers with a free place."""
-        self._grant_space(now)
+        self._grant_space()
         if not self._workers and self._alone is None and self._queue.peek() is not None:
             self._alone = self._timers.at(now + self._space_seconds, self._workers_overdue)
         for worker, jobs in self._workers.items():
             if worker in self._stopping:
                 continue
             while len(jobs) < ITEMS_AT_A_WORKER and (computation := self._queue.pop()) is not None:
-                computation.move(PartState.PREPARING)
-                computation.prepare_started_at = now
-                job = _Job(computation, worker)
-                jobs.append(job)
-                self._jobs[computation.key] = job
-                if len(jobs) == 1:
-                    self._start_clock(worker, now)
-                self._hands.prepare(worker, computation.key, computation.item, computation.files)
+                self._give(worker, computation, now)
 
     def discard(self, computation: Computation) -> None:
         """It has ended while it was QUEUED, PREPARING or PREPARED."""
-        if computation.input_offset is not None:
-            self.free_input(computation)
+        self._stop_waiting(computation)
+        self._queue.discard(computation)
         job = self._jobs.get(computation.key)
         if job is not None:
-            job.waits_for_space = False
+            # The worker may be writing its input: the space comes back with the answer.
             self._hands.drop(job.worker, computation.key)
+        else:
+            self.free_input(computation)
 
     def free_input(self, computation: Computation) -> None:
-        """Its input is not needed any more."""
-        assert computation.input_offset is not None
-        self._allocator.free(computation.input_offset)
-        computation.input_offset = None
+        """Its input is not needed any more, if it has one."""
+        if computation.input_offset is not None:
+            self._allocator.free(computation.input_offset)
+            computation.input_offset = None
 
     def worker_ready(self, worker: int) -> None:
         """A worker takes items."""
@@ -176,27 +176,23 @@ class Preparation:
         # One that we stopped died of an item that has failed already, even if its answer crossed with the kill.
         stopped = worker in self._stopping
         self._stopping.discard(worker)
-        for index, job in enumerate(list(jobs)):
-            self._forget(job)
-            if job.offset is not None:
-                self._allocator.free(job.offset)
+        for index, job in enumerate(jobs):
             computation = job.computation
+            del self._jobs[computation.key]
             if computation.ended:
-                continue
-            if index == 0 and not stopped:
+                self.free_input(computation)
+            elif index == 0 and not stopped:
                 message = "the process that decoded this item died; the file may be built to crash a decoder"
                 self._listener.failed(computation, ServiceError(Reason.MEDIA_WORKER_LOST, message), now)
             else:
-                computation.move(PartState.QUEUED)
-                self.enqueue(computation)
+                self._take_back(computation)
 
     def measured(self, worker: int, key: int, layout: EmbeddingChunk, model_input: ModelInput, now: float) -> None:
-        """A worker knows the shape of an item and waits for space."""
+        """A worker knows the shape of an item. It goes on with it until it is told to drop it."""
         job = self._job(worker, key)
-        if job is None or job.computation.ended:
+        if job is None or job.computation.ended or job.computation.input is not None:
             return
         computation = job.computation
-        measured_before = computation.layout is not None
         computation.layout, computation.input = layout, model_input
         if model_input.nbytes > self._allocator.size:
             message = (
@@ -204,17 +200,15 @@ class Preparation:
                 f"{self._allocator.size}; ask for fewer pixels"
             )
             self._listener.failed(computation, ServiceError(Reason.MEDIA_TOO_LARGE, message), now)
-        elif not measured_before:
+        else:
             self._listener.measured(computation, now)
         if computation.ended:
             return
-        job.waits_for_space = True
-        job.space_timer = self._timers.at(now + self._space_seconds, lambda at: self._space_overdue(job, at))
-        heapq.heappush(self._waiting, (computation.place, job))
-        if len(self._waiting) > 2 * ITEMS_AT_A_WORKER * len(self._workers) + _SWEEP_SLACK:
-            # Cancels must not let the heap grow while its oldest item waits for space.
-            self._waiting = [entry for entry in self._waiting if entry[-1].waits_for_space]
-            heapq.heapify(self._waiting)
+        self._wait_for_space(computation, now)
+        self._grant_space()
+        if computation.input_offset is None and not job.taken_back:
+            job.taken_back = True
+            self._hands.drop(worker, key)
 
     def prepared(self, worker: int, key: int, prepare_seconds: float, now: float) -> None:
         """A worker has written an item's input."""
@@ -222,45 +216,88 @@ class Preparation:
         if job is None:
             return
         computation = job.computation
-        assert job.offset is not None
         if computation.ended:
-            self._allocator.free(job.offset)
+            self.free_input(computation)
             return
-        computation.input_offset = job.offset
+        assert computation.input_offset is not None
         computation.prepare_seconds = prepare_seconds
         computation.prepared_at = now
         computation.move(PartState.PREPARED)
         self._listener.prepared(computation, now)
 
-    def failed(self, worker: int, key: int, error: ServiceError, now: float) -> None:
-        """A worker cannot prepare an item, or has dropped it."""
+    def dropped(self, worker: int, key: int, now: float) -> None:
+        """A worker gives an item back unprepared, as it was told."""
         job = self._take(worker, key, now)
         if job is None:
             return
-        if job.offset is not None:
-            self._allocator.free(job.offset)
-        if not job.computation.ended:
+        if job.computation.ended:
+            self.free_input(job.computation)
+        else:
+            self._take_back(job.computation)
+
+    def failed(self, worker: int, key: int, error: ServiceError, now: float) -> None:
+        """A worker cannot prepare an item."""
+        job = self._take(worker, key, now)
+        if job is None:
+            return
+        if job.computation.ended:
+            self.free_input(job.computation)
+        else:
             self._listener.failed(job.computation, error, now)
 
-    def _grant_space(self, now: float) -> None:
+    def _give(self, worker: int, computation: Computation, now: float) -> None:
+        """Gives an item to a worker with a free place."""
+        computation.move(PartState.PREPARING)
+        computation.prepare_started_at = now
+        # While others wait for space there is none for this one: it is only measured, lest it be decoded in vain.
+        measure_only = computation.input_offset is None and bool(self._waiting)
+        job = _Job(computation, worker, taken_back=measure_only)
+        jobs = self._workers[worker]
+        jobs.append(job)
+        self._jobs[computation.key] = job
+        if len(jobs) == 1:
+            self._start_clock(worker, now)
+        self._hands.prepare(worker, computation.key, computation.item, computation.files, measure_only)
+        if computation.input_offset is not None:
+            self._hands.grant(worker, computation.key, computation.input_offset)
+
+    def _take_back(self, computation: Computation) -> None:
+        """No worker has it any more, and it is not prepared."""
+        computation.move(PartState.QUEUED)
+        if computation.key not in self._space_clocks:
+            self.enqueue(computation)
+
+    def _wait_for_space(self, computation: Computation, now: float) -> None:
+        heapq.heappush(self._waiting, (computation.place, computation))
+        self._space_clocks[computation.key] = self._timers.at(
+            now + self._space_seconds, lambda at: self._space_overdue(computation, at)
+        )
+        if len(self._waiting) > 2 * len(self._space_clocks) + _SWEEP_SLACK:
+            # Cancels must not let the heap grow while its oldest item waits for space.
+            self._waiting = [entry for entry in self._waiting if entry[-1].key in self._space_clocks]
+            heapq.heapify(self._waiting)
+
+    def _stop_waiting(self, computation: Computation) -> None:
+        clock = self._space_clocks.pop(computation.key, None)
+        if clock is not None:
+            clock.cancel()
+
+    def _grant_space(self) -> None:
         """Gives space to the oldest prompt first; nobody younger may take while it waits."""
         while self._waiting:
-            job = self._waiting[0][-1]
-            if job.waits_for_space:
-                assert job.computation.input is not None
-                offset = self._allocator.allocate(max(job.computation.input.nbytes, 1))
-                if offset is None:
+            computation = self._waiting[0][-1]
+            if computation.key in self._space_clocks:
+                assert computation.input is not None
+                computation.input_offset = self._allocator.allocate(max(computation.input.nbytes, 1))
+                if computation.input_offset is None:
                     return
-                job.offset = offset
-                job.waits_for_space = False
-                self._hands.grant(job.worker, job.computation.key, offset)
-                if self._workers[job.worker][0] is job:
-                    # The time that it waited for us is not its own.
-                    self._stop_clock(job.worker)
-                    self._start_clock(job.worker, now)
+                self._stop_waiting(computation)
+                job = self._jobs.get(computation.key)
+                if job is None:
+                    self.enqueue(computation)
+                elif not job.taken_back:
+                    self._hands.grant(job.worker, computation.key, computation.input_offset)
             heapq.heappop(self._waiting)
-            if job.space_timer is not None:
-                job.space_timer.cancel()
 
     def _job(self, worker: int, key: int) -> _Job | None:
         job = self._jobs.get(key)
@@ -271,7 +308,7 @@ class Preparation:
         job = self._job(worker, key)
         if job is None:
             return None
-        self._forget(job)
+        del self._jobs[key]
         jobs = self._workers[worker]
         jobs.remove(job)
         self._stop_clock(worker)
@@ -279,17 +316,11 @@ class Preparation:
             self._start_clock(worker, now)
         return job
 
-    def _forget(self, job: _Job) -> None:
-        del self._jobs[job.computation.key]
-        job.waits_for_space = False
-        if job.space_timer is not None:
-            job.space_timer.cancel()
-
     def _start_clock(self, worker: int, now: float) -> None:
-        self._clocks[worker] = self._timers.at(now + self._prepare_seconds, lambda at: self._overdue(worker, at))
+        self._worker_clocks[worker] = self._timers.at(now + self._prepare_seconds, lambda at: self._overdue(worker, at))
 
     def _stop_clock(self, worker: int) -> None:
-        clock = self._clocks.pop(worker, None)
+        clock = self._worker_clocks.pop(worker, None)
         if clock is not None:
             clock.cancel()
 
@@ -297,14 +328,10 @@ class Preparation:
         jobs = self._workers.get(worker)
         if not jobs:
             return
-        job = jobs[0]
-        if job.waits_for_space:
-            # The worker is not slow, it waits for the front; that has its own limit.
-            self._start_clock(worker, now)
-            return
-        if not job.computation.ended:
+        computation = jobs[0].computation
+        if not computation.ended:
             message = f"the item was not decoded in {self._prepare_seconds:g} s; send a smaller or simpler file"
-            self._listener.failed(job.computation, ServiceError(Reason.MEDIA_TIMEOUT, message), now)
+            self._listener.failed(computation, ServiceError(Reason.MEDIA_TIMEOUT, message), now)
         self._stopping.add(worker)
         self._hands.stop(worker)
 
@@ -315,9 +342,7 @@ class Preparation:
         for computation in self._queue.drain():
             self._listener.failed(computation, ServiceError(Reason.NOT_READY, message, retry_after=5.0), now)
 
-    def _space_overdue(self, job: _Job, now: float) -> None:
-        if not job.waits_for_space:
-            return
+    def _space_overdue(self, computation: Computation, now: float) -> None:
         message = f"no space for the item's input came free in {self._space_seconds:g} s; try again later"
         error = ServiceError(Reason.SPACE_TIMEOUT, message, retry_after=1.0)
-        self._listener.failed(job.computation, error, now)
+        self._listener.failed(computation, error, now)

@@ -10,72 +10,42 @@ nobody starts it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.admission import Admission
 from encoder_svc.runtime.canary import Canary
 from encoder_svc.runtime.chunks import ChunkWriter
-from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, ItemCommand
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand
 from encoder_svc.runtime.computations import Computation
-from encoder_svc.runtime.content_names import name_content
+from encoder_svc.runtime.contents import Contents, SourceHands
 from encoder_svc.runtime.delivery import EmbeddingDelivery, VerifyHands
-from encoder_svc.runtime.encoding import Batch, EncodedItem, Encoding, Engine, EngineHands
+from encoder_svc.runtime.encoding import EncodedItem, Encoding, EngineHands
+from encoder_svc.runtime.engine_table import Batch, Engine
 from encoder_svc.runtime.events import ChunkEvent
 from encoder_svc.runtime.leases import Lease, LeaseState, LeaseTable
 from encoder_svc.runtime.observer import Observer
 from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.preparation import MediaHands, Preparation
+from encoder_svc.runtime.prompt_share import PromptShare
 from encoder_svc.runtime.requests import Request, RequestTable, Sink
+from encoder_svc.runtime.rules import Rules
 from encoder_svc.runtime.service import LoadFigures
-from encoder_svc.runtime.slots import ContentName, Slot, footprint
+from encoder_svc.runtime.slots import ContentName, Slot
 from encoder_svc.runtime.store import Store
 from encoder_svc.runtime.timers import Timers
 from encoder_svc.runtime.uploads import Upload, Uploads
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
-from epd.encoder.v1.encoder_service_pb2 import CachePolicy, Delivery, ReadOutcome
-from epd.encoder.v1.media_pb2 import MediaItem
+from epd.encoder.v1.encoder_service_pb2 import ReadOutcome
 from epd.internal.v1.engine_pb2 import BatchDone, EngineReady
-from epd.internal.v1.media_worker_pb2 import ModelInput
+from epd.internal.v1.media_worker_pb2 import ModelInput, Tower
 
-
-class SourceHands(Protocol):
-    """Who brings media that are not at hand, and hashes what is large."""
-
-    def bring(self, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
-        """Fetches the item's ``uri`` unless ``files`` are given, hashes, and reports the part as sourced or failed."""
-        ...
-
-    def stop_bringing(self, part: int) -> None:
-        """The part has ended. Of no effect if nothing is being brought for it."""
-        ...
+_LEAST_UTILIZATION = 1e-3
+"""Balancers take 0 for unknown."""
 
 
 class Hands(MediaHands, EngineHands, VerifyHands, SourceHands, Protocol):
     """Everybody whom the scheduler commands."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What the scheduler decides by."""
-
-    prepare_seconds: float
-    space_seconds: float
-    forward_seconds: float
-    canary_seconds: float
-    lease_seconds: float
-    max_lease_seconds: float
-    prompt_bytes: int
-    """Payload bytes that the parts of one prompt may take in an arena."""
-    max_queued_parts: int
-    max_queued_bytes: int
-    max_queued_patches: int
-    batches_ahead: int
-    input_bytes: int
-    max_upload_bytes: int
-    max_uploads_bytes: int
-    upload_seconds: float
 
 
 class Scheduler:
@@ -92,7 +62,6 @@ class Scheduler:
     def __init__(
         self, rules: Rules, engines: Sequence[Engine], hands: Hands, chunks: ChunkWriter, observer: Observer
     ) -> None:
-        self._rules = rules
         self._hands = hands
         self._chunks = chunks
         self._observer = observer
@@ -110,7 +79,10 @@ class Scheduler:
         self.encoding = Encoding(
             hands, engines, rules.batches_ahead, rules.space_seconds, rules.forward_seconds, self.timers, self
         )
+        self._contents = Contents(hands, self.store, self.uploads, self.admission, observer, self)
+        self._prompt_share = PromptShare(rules.prompt_bytes, self.encoding.capacity)
         self.canary = Canary(self.encoding.engines, self.submit, rules.canary_seconds, self.timers)
+        self._room = sum(engine.batcher.budgets[Tower.TOWER_VISION] for engine in engines) * rules.batches_ahead
         self.draining = False
         self._model: EngineReady | None = None
 
@@ -126,8 +98,10 @@ class Scheduler:
 
     def load(self, now: float) -> LoadFigures:
         """How busy the server is."""
-        room = sum(engine.batcher.budget for engine in self.encoding.engines) * self._rules.batches_ahead
-        return LoadFigures(self.admission.patches / room, self.admission.rate(now))
+        engines = self.encoding.engines
+        busy = sum(engine.busy.at(now) for engine in engines) / len(engines)
+        waiting = self.admission.patches / self._room
+        return LoadFigures(max(busy + waiting, _LEAST_UTILIZATION), self.admission.rate(now))
 
     # What callers ask.
 
@@ -153,10 +127,16 @@ class Scheduler:
         self._observer.request_admitted()
         if command.deadline is not None:
             request.deadline = self.timers.at(command.deadline, lambda at: self._deadline_passed(request, at))
-        for part, item in zip(list(request.parts), command.items, strict=True):
-            # Bringing the first can take long enough for the deadline to pass.
-            if not part.ended:
-                self._find_source(part, item, now)
+        try:
+            for part, item in zip(list(request.parts), command.items, strict=True):
+                # Bringing the first can take long enough for the deadline to pass.
+                if not part.ended:
+                    self._contents.seek(part, item, self._cache_namespace, now)
+        except Exception:
+            # Its caller hears of this fault, and then nobody is left to hear of its parts.
+            request.sink = None
+            self._cancel(request, now)
+            raise
         self._pump(now)
         return request
 
@@ -226,16 +206,7 @@ class Scheduler:
         part = self.requests.part(key)
         if part is None:
             return
-        part.fetch_seconds = seconds
-        self._observer.stage_took("fetch", seconds)
-        if not part.media_bytes:
-            try:
-                self.admission.media_fetched(part, sum(map(len, files)))
-            except ServiceError as error:
-                self._fail(part, error, now)
-                self._pump(now)
-                return
-        self._start(part, files, digest, now)
+        self._contents.sourced(part, files, digest, self._cache_namespace, seconds, now)
         self._pump(now)
 
     def source_failed(self, key: int, error: ServiceError, now: float) -> None:
@@ -267,10 +238,19 @@ class Scheduler:
         self.preparation.prepared(worker, key, seconds, now)
         self._pump(now)
 
+    def item_dropped(self, worker: int, key: int, now: float) -> None:
+        """A media worker gives an item back unprepared, as it was told."""
+        self.preparation.dropped(worker, key, now)
+        self._pump(now)
+
     def item_failed(self, worker: int, key: int, error: ServiceError, now: float) -> None:
-        """A media worker cannot prepare an item, or has dropped it."""
+        """A media worker cannot prepare an item."""
         self.preparation.failed(worker, key, error, now)
         self._pump(now)
+
+    def engine_starting(self, index: int) -> None:
+        """The process of an engine runs; it will be ready, or lost."""
+        self.encoding.engine_starting(index)
 
     def engine_ready(self, index: int, ready: EngineReady, now: float) -> None:
         """An engine takes batches."""
@@ -302,13 +282,33 @@ class Scheduler:
         """Runs what is due."""
         self._pump(now)
 
-    # What the two halves of the pipeline tell (PreparationListener, EncodingListener).
+    # What the rooms of the pipeline tell (ContentListener, PreparationListener, EncodingListener).
+
+    def found(self, part: Part, slot: Slot, now: float) -> None:
+        """See :class:`ContentListener`."""
+        if self._fits_prompt(part, slot.nbytes, now):
+            self._deliver(part, slot, None, now)
+            self.encoding.engines[slot.engine].slots.settle(slot)
+
+    def joined(self, part: Part, computation: Computation, now: float) -> None:
+        """See :class:`ContentListener`."""
+        if not computation.files:
+            self.admission.media_dropped(part)
+        if computation.layout is not None:
+            self._tell_layout(part, computation, now)
+
+    def begun(self, computation: Computation) -> None:
+        """See :class:`ContentListener`."""
+        self.preparation.enqueue(computation)
+
+    def lacking(self, part: Part, error: ServiceError, now: float) -> None:
+        """See :class:`ContentListener`."""
+        self._fail(part, error, now)
 
     def measured(self, computation: Computation, now: float) -> None:
         """See :class:`PreparationListener`."""
         for part in list(computation.parts):
-            self.admission.measured(part, computation.patches)
-            self._charge_prompt(part, computation, now)
+            self._tell_layout(part, computation, now)
 
     def prepared(self, computation: Computation, now: float) -> None:
         """See :class:`PreparationListener`."""
@@ -317,7 +317,6 @@ class Scheduler:
         self._observer.stage_took("prepare", computation.prepare_seconds)
         for part in computation.parts:
             self.admission.media_dropped(part)
-            self._tell_layout(part, computation)
         self.encoding.enqueue(computation, now)
 
     def encoded(self, result: EncodedItem, now: float) -> None:
@@ -352,7 +351,7 @@ class Scheduler:
         """See :class:`EncodingListener`."""
         self._observer.batch_ran(len(batch.items), batch.patches, forward_seconds, stage_seconds)
 
-    # Inside: how a part finds its computation.
+    # Inside: how a request comes in.
 
     def _admit(self, command: EncodeCommand, sink: Sink, now: float) -> Request:
         self._check_not_draining()
@@ -381,83 +380,19 @@ class Scheduler:
         patches = [self.admission.estimate(item.item.modality) for item in command.items]
         self.admission.enter(media_bytes, patches, now)
         try:
-            return self.requests.admit(command, sink, self._chunks.encoder(None), patches, now)
+            return self.requests.admit(command, sink, self._chunks.encoder, patches, now)
         except ServiceError:
             self.admission.leave(media_bytes, patches)
             raise
 
+    @property
+    def _cache_namespace(self) -> bytes:
+        assert self._model is not None
+        return self._model.model.cache_namespace
+
     def _check_not_draining(self) -> None:
         if self.draining:
             raise ServiceError(Reason.SHUTTING_DOWN, "the server is stopping; ask another encoder", retry_after=1.0)
-
-    def _find_source(self, part: Part, item: ItemCommand, now: float) -> None:
-        command = part.request.command
-        match item.item.WhichOneof("source"):
-            case "content_key":
-                self._start_known(part, ContentName(command.identity, item.item.content_key), now)
-            case "upload_id":
-                try:
-                    file, digest = self.uploads.take(command.identity, item.item.upload_id)
-                    self.admission.media_fetched(part, len(file))
-                except ServiceError as error:
-                    self._fail(part, error, now)
-                else:
-                    self._start(part, (file,), digest, now)
-            case _ if item.digest is not None:
-                self._start(part, item.files, item.digest, now)
-            case _:
-                self._hands.bring(part.key, item.item, item.files)
-
-    def _start(self, part: Part, files: tuple[bytes, ...], digest: bytes, now: float) -> None:
-        """The media are at hand: takes the embedding from the cache, joins who makes it, or has it made."""
-        command = part.request.command
-        if part.item.content_sha256 not in (b"", digest):
-            message = "the media are not those that content_sha256 names; send them again, or the right digest"
-            self._fail(part, ServiceError(Reason.MEDIA_DIGEST_MISMATCH, message, field="content_sha256"), now)
-            return
-        name = None
-        if command.cache_policy != CachePolicy.CACHE_POLICY_BYPASS:
-            assert self._model is not None
-            namespace = self._model.model.cache_namespace
-            name = name_content(command.identity, namespace, command.cache_salt, part.item, digest)
-            if command.cache_policy != CachePolicy.CACHE_POLICY_REFRESH and self._find(part, name, now):
-                return
-            self._observer.cache_looked_up("miss")
-        computation = self.store.begin(part.item, files, name, part.request, now)
-        computation.parts.append(part)
-        part.computation = computation
-        self.preparation.enqueue(computation)
-
-    def _start_known(self, part: Part, name: ContentName, now: float) -> None:
-        if not self._find(part, name, now):
-            message = "no embedding of this content is here; send the media themselves"
-            self._fail(part, ServiceError(Reason.CONTENT_UNKNOWN, message, field="content_key"), now)
-
-    def _find(self, part: Part, name: ContentName, now: float) -> bool:
-        """Takes the embedding from the cache, or joins who makes it."""
-        slot = self.store.cached(name)
-        if slot is not None:
-            assert slot.layout is not None
-            if slot.layout.modality != part.item.modality:
-                return False  # Only a content key that was given can be of another modality.
-            self._observer.cache_looked_up("hit")
-            if self._fits_prompt(part, slot.layout.nbytes, now):
-                self._deliver(part, slot, None, now)
-                self.encoding.engines[slot.engine].slots.settle(slot)
-            return True
-        computation = self.store.in_the_making(name)
-        if computation is None or computation.item.modality != part.item.modality:
-            return False
-        self._observer.cache_looked_up("joined")
-        computation.parts.append(part)
-        part.computation = computation
-        if not computation.files:
-            self.admission.media_dropped(part)
-        if computation.layout is not None:
-            self.admission.measured(part, computation.patches)
-            if self._charge_prompt(part, computation, now) and not computation.files:
-                self._tell_layout(part, computation)
-        return True
 
     # Inside: how a part ends.
 
@@ -486,7 +421,7 @@ class Scheduler:
     def _part_ended(self, part: Part, previous: PartState, now: float) -> None:
         self.admission.ended(part, now)
         if part.end is not PartState.READY:
-            part.request.prompt.slot_bytes -= part.slot_bytes
+            self._prompt_share.refund(part)
         computation = part.computation
         if computation is None:
             if previous is PartState.FETCHING:
@@ -513,32 +448,20 @@ class Scheduler:
         self.encoding.pump(now)
         self.preparation.pump(now)
 
-    def _tell_layout(self, part: Part, computation: Computation) -> None:
-        if not part.request.command.skip_layout:
-            assert computation.layout is not None
+    def _tell_layout(self, part: Part, computation: Computation, now: float) -> None:
+        """A part's embedding is measured: charges for it, and tells its LAYOUT if it fits."""
+        assert computation.layout is not None
+        self.admission.measured(part, computation.patches)
+        if self._fits_prompt(part, computation.layout.nbytes, now) and not part.request.command.skip_layout:
             assert self._model is not None
             fingerprint = self._model.model.compatibility_fingerprint
             part.request.tell(ChunkEvent(self._chunks.layout(computation.layout, part, fingerprint)))
 
-    def _charge_prompt(self, part: Part, computation: Computation, now: float) -> bool:
-        assert computation.layout is not None
-        return self._fits_prompt(part, computation.layout.nbytes, now)
-
     def _fits_prompt(self, part: Part, nbytes: int, now: float) -> bool:
-        """Charges the part's prompt for an embedding; fails the part if that is more than a prompt may take."""
-        command = part.request.command
-        if command.delivery == Delivery.DELIVERY_CACHE_ONLY and footprint(nbytes) <= self.encoding.capacity:
-            return True
-        limit = min(self._rules.prompt_bytes, self.encoding.capacity)
-        taken = footprint(nbytes)
-        total = part.request.prompt.slot_bytes + taken
-        if total > limit:
-            message = (
-                f"the embeddings of this prompt need {total} bytes and one prompt may take {limit}; ask for fewer "
-                "pixels or split the prompt, or let the operator raise arena_bytes or prompt_arena_share"
-            )
-            self._fail(part, ServiceError(Reason.PROMPT_TOO_LARGE, message), now)
+        """Charges a part's prompt for an embedding; fails the part if that is more than a prompt may take."""
+        try:
+            self._prompt_share.charge(part, nbytes)
+        except ServiceError as error:
+            self._fail(part, error, now)
             return False
-        part.request.prompt.slot_bytes = total
-        part.slot_bytes = taken
         return True

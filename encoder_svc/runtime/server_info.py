@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from encoder_svc.runtime.chunks import duration
-from encoder_svc.runtime.encoding import Engine
+from encoder_svc.runtime.engine_table import Engine
 from encoder_svc.runtime.scheduler import Scheduler
 from encoder_svc.settings import Settings
 from epd.encoder.v1.encoder_service_pb2 import (
     EngineInfo,
-    EngineState,
     GetServerInfoResponse,
     Limits,
     Load,
@@ -47,15 +46,11 @@ def _limits(settings: Settings) -> Limits:
 
 
 def _engine(engine: Engine) -> EngineInfo:
-    if engine.ready is not None:
-        state = EngineState.ENGINE_STATE_READY
-    else:
-        state = EngineState.ENGINE_STATE_DOWN if engine.lives else EngineState.ENGINE_STATE_STARTING
     return EngineInfo(
         index=engine.index,
         boot_id=engine.ready.boot_id if engine.ready is not None else "",
         device=engine.device,
-        state=state,
+        state=engine.state,
         batches_in_flight=len(engine.batches),
         arena_bytes=engine.slots.size,
         reserved_bytes=engine.slots.reserved_bytes,

@@ -38,7 +38,8 @@ class LoadFigures:
     """How busy a server is."""
 
     utilization: float
-    """Patches of parts that have not ended, over those that the engines can hold at once. Above 1: parts wait."""
+    """The share of the last seconds in which the engines were busy, plus the patches of parts that have not ended over
+    those that the engines can hold at once. Above 1: parts wait. Never 0."""
     parts_per_second: float
     """Parts that end, as a mean over the last seconds."""
 

@@ -66,6 +66,8 @@ class Slot:
     """XXH3-64 of the payload, once FILLED."""
     layout: EmbeddingChunk | None = field(default=None, repr=False)
     """What a media worker told of the embedding, once FILLED."""
+    chunk: bytes = field(default=b"", repr=False)
+    """What is the same in all READY chunks of it, serialised. Empty before the first."""
     name: ContentName | None = None
     """What it is cached under. None: it is not cached."""
     leases: int = 0

@@ -11,6 +11,9 @@ from encoder_svc.runtime.parts import PartState
 from encoder_svc.runtime.service import LoadFigures
 from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse
 
+_STAGES = ("fetch", "queue", "prepare", "batch_wait", "forward", "stage")
+_LOOKUPS = ("hit", "joined", "miss")
+
 _SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 2) for base in (1, 2, 5))
 _POWERS = tuple(float(1 << exponent) for exponent in range(17))
 
@@ -31,7 +34,7 @@ class Metrics:
         self.live_requests = self._gauge("live_requests", "Encode requests that have not completed.")
         self.live_parts = self._gauge("live_parts", "Parts that have not ended, by state.", "state")
         self.utilization = self._gauge(
-            "utilization", "Patches of parts that have not ended, over those that the engines hold at once."
+            "utilization", "Share of time that engines are busy, plus what waits over what they hold at once."
         )
         self.leases = self._gauge("leases", "Leases that are alive.")
         self.loop_lag = self._gauge("loop_lag_seconds", "Greatest delay of the event loop in the last seconds.")
@@ -43,6 +46,11 @@ class Metrics:
         self.arena_bytes = self._gauge("arena_bytes", "Bytes of an arena by what its slots are.", "engine", "state")
         self.batches = self._gauge("batches_in_flight", "Batches that an engine holds.", "engine")
         self.media_bytes = self._gauge("media_bytes", "Bytes of media that are held for parts.")
+        # Looking a label up takes longer than counting.
+        self._ready_parts = self.parts.labels(PartState.READY.value, "")
+        self._ready_seconds = self.part_seconds.labels(PartState.READY.value)
+        self._stages = {stage: self.stage_seconds.labels(stage) for stage in _STAGES}
+        self._lookups = {result: self.cache.labels(result) for result in _LOOKUPS}
         self.restarts = self._gauge("restarts", "How often processes were started again.", "process")
 
     def request_admitted(self) -> None:
@@ -55,23 +63,27 @@ class Metrics:
 
     def part_ended(self, end: PartState, reason: Reason | None, seconds: float) -> None:
         """See :class:`~encoder_svc.runtime.observer.Observer`."""
+        if end is PartState.READY:
+            self._ready_parts.inc()
+            self._ready_seconds.observe(seconds)
+            return
         self.parts.labels(end.value, "" if reason is None else reason.value).inc()
         self.part_seconds.labels(end.value).observe(seconds)
 
     def stage_took(self, stage: str, seconds: float) -> None:
         """See :class:`~encoder_svc.runtime.observer.Observer`."""
-        self.stage_seconds.labels(stage).observe(seconds)
+        self._stages[stage].observe(seconds)
 
     def batch_ran(self, items: int, patches: int, forward_seconds: float, stage_seconds: float) -> None:
         """See :class:`~encoder_svc.runtime.observer.Observer`."""
         self.batch_items.observe(items)
         self.batch_patches.observe(patches)
-        self.stage_seconds.labels("forward").observe(forward_seconds)
-        self.stage_seconds.labels("stage").observe(stage_seconds)
+        self._stages["forward"].observe(forward_seconds)
+        self._stages["stage"].observe(stage_seconds)
 
     def cache_looked_up(self, result: str) -> None:
         """See :class:`~encoder_svc.runtime.observer.Observer`."""
-        self.cache.labels(result).inc()
+        self._lookups[result].inc()
 
     def observe(self, info: GetServerInfoResponse, figures: LoadFigures) -> None:
         """Sets the gauges. Called on the event loop now and then: the thread that serves metrics must not ask."""

@@ -12,17 +12,18 @@ from encoder_svc.runtime.batcher import Batcher
 from encoder_svc.runtime.chunks import ChunkWriter
 from encoder_svc.runtime.commands import EncodeCommand, ItemCommand
 from encoder_svc.runtime.computations import Computation
-from encoder_svc.runtime.encoding import Engine
+from encoder_svc.runtime.engine_table import Engine
 from encoder_svc.runtime.events import Accepted, ChunkEvent, Completed, Event, PartCancelled, PartFailed
 from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.requests import Prompt, Request
-from encoder_svc.runtime.scheduler import Rules, Scheduler
+from encoder_svc.runtime.rules import Rules
+from encoder_svc.runtime.scheduler import Scheduler
 from encoder_svc.runtime.slots import SlotTable
 from epd.encoder.v1.embedding_pb2 import Checksum, ChunkState, DataType, EmbeddingChunk, TensorSpec
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy, Delivery, ModelInfo
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from epd.internal.v1.engine_pb2 import BatchDone, BatchItem, EngineReady, ItemResult
-from epd.internal.v1.media_worker_pb2 import ModelInput
+from epd.internal.v1.media_worker_pb2 import ModelInput, Tower
 
 RULES = Rules(
     prepare_seconds=10.0,
@@ -63,10 +64,16 @@ class Task:
     """The computation's number: children do not know of parts."""
     item: MediaItem
     files: tuple[bytes, ...]
+    measure_only: bool = False
     measured: bool = False
     offset: int | None = None
     nbytes: int = 0
     dropped: bool = False
+
+    @property
+    def comes_back(self) -> bool:
+        """The worker's answer is that it has not prepared it."""
+        return self.dropped or (self.measure_only and self.measured)
 
 
 @dataclass
@@ -99,9 +106,9 @@ class RecordingHands:
     def stop_bringing(self, part: int) -> None:
         self.sources.pop(part, None)
 
-    def prepare(self, worker: int, part: int, item: MediaItem, files: tuple[bytes, ...]) -> None:
+    def prepare(self, worker: int, part: int, item: MediaItem, files: tuple[bytes, ...], measure_only: bool) -> None:
         self.watch(part)
-        self.tasks[worker].append(Task(part, item, files))
+        self.tasks[worker].append(Task(part, item, files, measure_only))
 
     def grant(self, worker: int, part: int, offset: int) -> None:
         self.watch(part)
@@ -280,9 +287,14 @@ def digest_of(content: int) -> bytes:
     return hashlib.sha256(str(content).encode()).digest()
 
 
-def model_input(nbytes: int = 64, patches: int = 4) -> ModelInput:
+def model_input(nbytes: int = 64, patches: int = 4, tower: Tower = Tower.TOWER_VISION) -> ModelInput:
     """What a tower takes."""
-    return ModelInput(nbytes=nbytes, patches=patches)
+    return ModelInput(nbytes=nbytes, patches=patches, tower=tower)
+
+
+def budgets(patches: int, frames: int | None = None) -> dict[Tower, int]:
+    """What a batch may cost, for each tower; alike if only one is said."""
+    return {Tower.TOWER_VISION: patches, Tower.TOWER_AUDIO: patches if frames is None else frames}
 
 
 def layout(nbytes: int = 128) -> EmbeddingChunk:
@@ -311,7 +323,7 @@ class ComputationMaker:
         *,
         priority: int = 0,
         patches: int = 1,
-        modality: Modality = Modality.MODALITY_IMAGE,
+        tower: Tower = Tower.TOWER_VISION,
         part_idx: int = 0,
         file_bytes: int = 10,
         stage: PartState = PartState.QUEUED,
@@ -319,14 +331,14 @@ class ComputationMaker:
     ) -> Computation:
         return Computation(
             key=next(self._keys),
-            item=MediaItem(part_idx=part_idx, modality=modality),
+            item=MediaItem(part_idx=part_idx, modality=Modality.MODALITY_IMAGE),
             files=(bytes(file_bytes),),
             name=None,
             prompt=self._prompts.setdefault(prompt_id, Prompt("", prompt_id, len(self._prompts), 16)),
             priority=priority,
             begun_at=0.0,
             stage=stage,
-            input=model_input(patches=patches),
+            input=model_input(patches=patches, tower=tower),
             attempts=attempts,
         )
 
@@ -356,7 +368,7 @@ class Brain:
         self.observer = CountingObserver()
         self.arenas = [bytearray(arena_bytes) for _ in range(engines)]
         self.engines = [
-            Engine(index, "cpu", SlotTable(index, memoryview(arena)), Batcher(budget))
+            Engine(index, "cpu", SlotTable(index, memoryview(arena)), Batcher(budgets(budget)))
             for index, arena in enumerate(self.arenas)
         ]
         self.rules = replace(RULES, **rules)  # type: ignore[arg-type] # the test names fields of Rules
@@ -389,9 +401,8 @@ class Brain:
     def finish(self, worker: int = 0) -> int:
         """The worker has written the input of its first item, or says that it dropped it. Returns the part."""
         task = self.hands.tasks[worker].pop(0)
-        if task.dropped:
-            error = ServiceError(Reason.INTERNAL, "")
-            self.scheduler.item_failed(worker, task.part, error, self.now)
+        if task.comes_back:
+            self.scheduler.item_dropped(worker, task.part, self.now)
         else:
             assert task.offset is not None
             self.scheduler.item_prepared(worker, task.part, 0.5, self.now)
@@ -400,11 +411,8 @@ class Brain:
     def prepare_all(self, *, nbytes: int = 128, input_bytes: int = 64, patches: int = 4, worker: int = 0) -> None:
         """The worker prepares everything that it can get."""
         while tasks := self.hands.tasks[worker]:
-            if not tasks[0].dropped:
-                if not tasks[0].measured:
-                    self.measure(worker, nbytes=nbytes, input_bytes=input_bytes, patches=patches)
-                if tasks[0].offset is None and not tasks[0].dropped:
-                    return
+            if not tasks[0].dropped and not tasks[0].measured:
+                self.measure(worker, nbytes=nbytes, input_bytes=input_bytes, patches=patches)
             self.finish(worker)
 
     def lose_worker(self, worker: int = 0) -> None:
@@ -470,6 +478,6 @@ class Brain:
         assert len(scheduler.leases) == 0
         for engine in self.engines:
             assert engine.slots.live == ()
-            assert (engine.slots.reserved_bytes, engine.slots.leased_bytes, engine.patches) == (0, 0, 0)
+            assert (engine.slots.reserved_bytes, engine.slots.leased_bytes, engine.load) == (0, 0, 0)
             assert engine.slots.cached_bytes == 0
             assert not engine.batches

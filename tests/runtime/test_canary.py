@@ -13,6 +13,7 @@ from encoder_svc.runtime import canary
 from encoder_svc.runtime.requests import Request
 from encoder_svc.runtime.slots import SlotState
 from epd.encoder.v1.media_pb2 import Modality
+from epd.internal.v1.media_worker_pb2 import Tower
 from tests.runtime.recording_hands import Brain, digest_of, encode_command
 
 SECONDS = 30.0
@@ -126,12 +127,12 @@ def test_a_canary_goes_to_its_engine_even_if_that_has_more_to_do(engine: int) ->
     other = 1 - engine
     brain.engines[engine].last_good = brain.now - SECONDS - 1
     brain.engines[other].last_good = brain.now
-    brain.engines[engine].patches += 1000
+    brain.engines[engine].patches[Tower.TOWER_VISION] += 1000
     brain.advance(SECONDS / 4)
     bring(brain)
     brain.prepare_all()
     assert [len(brain.hands.batches[index]) for index in (engine, other)] == [1, 0]
-    brain.engines[engine].patches -= 1000
+    brain.engines[engine].patches[Tower.TOWER_VISION] -= 1000
     brain.run_all()
     brain.assert_empty()
 

@@ -11,7 +11,10 @@ from encoder_svc.runtime.slots import SlotState
 from epd.encoder.v1.embedding_pb2 import Checksum
 from epd.encoder.v1.encoder_service_pb2 import ReadOutcome
 from epd.internal.v1.engine_pb2 import BatchDone, ItemResult
+from epd.internal.v1.media_worker_pb2 import Tower
 from tests.runtime.recording_hands import Brain, Caller, encode_command, item_result
+
+VISION = Tower.TOWER_VISION
 
 
 def computations(brain: Brain) -> list[Computation]:
@@ -103,7 +106,7 @@ def test_parts_go_to_the_engine_with_the_least_to_do() -> None:
     brain = Brain(engines=2, budget=4, batches_ahead=1)
     brain.submit(encode_command(parts=range(4)))
     brain.prepare_all(patches=4)
-    assert [engine.patches for engine in brain.engines] == [8, 8]
+    assert [engine.patches[VISION] for engine in brain.engines] == [8, 8]
     brain.run_all()
 
 
@@ -215,7 +218,7 @@ def test_a_part_that_was_cancelled_before_its_batch_gives_back_all_at_once() -> 
     assert computations(brain)[0].slot is not None
     brain.scheduler.abandon(brain.request, brain.now)
     assert len(brain.engines[0].slots.live) == 1
-    assert brain.engines[0].patches == 4
+    assert brain.engines[0].patches[VISION] == 4
     brain.finish_batch()
     assert brain.hands.batches[0] == []
     brain.assert_empty()
@@ -292,7 +295,7 @@ def test_work_goes_where_the_fewest_patches_are_under_way() -> None:
     for number, patches in enumerate((60, 20, 30, 25, 40)):
         brain.submit(encode_command(f"r{number}", prompt_id=f"p{number}", receivers=()))
         brain.prepare_all(patches=patches)
-    assert [engine.patches for engine in brain.engines] == [60, 45, 70]
+    assert [engine.patches[VISION] for engine in brain.engines] == [60, 45, 70]
     assert brain.scheduler.load(brain.now).utilization == 175 / 300
     brain.run_all()
     brain.assert_empty()
@@ -310,10 +313,10 @@ def test_f29_what_had_not_started_moves_to_the_other_engine() -> None:
     brain = Brain(engines=2, budget=4, batches_ahead=2, prompt_bytes=4096)
     caller = brain.submit(encode_command(parts=range(8)))
     brain.prepare_all(patches=4)
-    assert [engine.patches for engine in brain.engines] == [16, 16]
+    assert [engine.patches[VISION] for engine in brain.engines] == [16, 16]
     brain.start_batch(0)
     brain.lose_engine(0)
-    assert [engine.patches for engine in brain.engines] == [0, 32]
+    assert [engine.patches[VISION] for engine in brain.engines] == [0, 32]
     assert sorted(computation.attempts for computation in computations(brain)) == [0] * 7 + [1]
     assert all(slot is not None for slot in (computation.slot for computation in computations(brain)))
     while brain.hands.batches[1]:
@@ -414,6 +417,85 @@ def test_joiners_share_the_fate_of_what_an_engine_died_of_twice() -> None:
         brain.revive_engine()
     assert [caller.error().reason for caller in callers] == [Reason.ENGINE_LOST] * 3
     brain.assert_empty()
+
+
+# Engines that are late.
+
+
+def late_pair(**given: float) -> tuple[Brain, list[Caller]]:
+    """Two engines that take a second for a batch; the first of them has been at one for longer than it should."""
+    brain = Brain(engines=2, budget=4, batches_ahead=2, space_seconds=1e6, forward_seconds=1e6, **given)  # type: ignore[arg-type] # numbers
+    callers = [brain.submit(encode_command("learn", prompt_id="learn", parts=(0, 1), receivers=()))]
+    brain.prepare_all(patches=4)
+    brain.advance(1.0)
+    for engine in (0, 1):
+        brain.finish_batch(engine)
+    callers += [brain.submit(encode_command(f"r{part}", prompt_id=f"p{part}")) for part in range(8)]
+    brain.prepare_all(patches=4)
+    assert [len(brain.hands.batches[engine]) for engine in (0, 1)] == [2, 2]
+    brain.start_batch(0)
+    return brain, callers[1:]
+
+
+def test_what_waits_behind_a_batch_that_takes_far_too_long_goes_to_the_other_engine() -> None:
+    brain, callers = late_pair()
+    for _ in range(2):
+        brain.advance(1.0)
+        brain.finish_batch(1)
+    brain.advance(1.9)
+    assert brain.engines[0].patches[VISION] == 16
+    brain.advance(0.2)
+    assert brain.engines[0].patches[VISION] == 4, "what runs stays"
+    while brain.hands.batches[1]:
+        brain.finish_batch(1)
+    ended = [caller.completed is not None for caller in callers]
+    assert ended.count(False) == 1
+    brain.finish_batch(0)
+    assert all(caller.completed is not None and caller.completed.ready == 1 for caller in callers)
+    (ghost,) = brain.hands.batches[0]
+    reserved = brain.engines[0].slots.reserved_bytes
+    assert reserved == ghost.items[0].nbytes, "the engine may still write what was taken from it"
+    brain.finish_batch(0)
+    for caller in callers:
+        release(brain, caller)
+    brain.assert_empty()
+
+
+def test_a_late_engine_that_dies_takes_nothing_along_that_went_elsewhere() -> None:
+    brain, callers = late_pair()
+    brain.advance(3.0)
+    brain.finish_batch(1)
+    brain.advance(1.5)
+    assert brain.engines[0].patches[VISION] == 4
+    brain.lose_engine(0)
+    while brain.hands.batches[1]:
+        brain.finish_batch(1)
+    assert all(caller.completed is not None and caller.completed.ready == 1 for caller in callers)
+    for caller in callers:
+        release(brain, caller)
+    brain.assert_empty()
+
+
+def test_a_late_engine_keeps_its_work_while_no_other_can_take_it() -> None:
+    brain, callers = late_pair()
+    brain.lose_engine(1)
+    brain.advance(5.0)
+    while brain.hands.batches[0]:
+        brain.finish_batch(0)
+    assert all(caller.completed is not None and caller.completed.ready == 1 for caller in callers)
+    assert not brain.engines[0].late
+
+
+def test_a_late_engine_gets_nothing_new_while_there_is_another() -> None:
+    brain, _ = late_pair()
+    brain.advance(3.0)
+    brain.finish_batch(1)
+    brain.advance(1.5)
+    assert [engine.late for engine in brain.engines] == [True, False]
+    before = brain.engines[0].patches[VISION]
+    brain.submit(encode_command("new", prompt_id="new"))
+    brain.prepare_all(patches=4)
+    assert brain.engines[0].patches[VISION] == before
 
 
 # When batches are sent.

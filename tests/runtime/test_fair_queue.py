@@ -91,27 +91,42 @@ def test_a_prompt_of_many_parts_is_not_starved_by_prompts_that_keep_coming() -> 
     assert all(later - earlier <= 18 for earlier, later in pairwise(places))
 
 
-def test_parts_that_have_ended_are_skipped() -> None:
+def test_parts_that_were_taken_out_are_skipped_and_cost_nothing() -> None:
     make, queue = ComputationMaker(), FairQueue()
     first, second, third = make(), make(), make()
-    for part in (first, second, third):
-        queue.push(part, 1)
-    first.ended = True
+    for cost, part in enumerate((first, second, third), 1):
+        queue.push(part, cost)
+    assert queue.discard(first)
+    assert (queue.cost, len(queue)) == (5, 2)
     assert queue.peek() is second
-    third.ended = True
+    assert queue.discard(third)
+    assert not queue.discard(third)
+    assert (queue.cost, len(queue)) == (2, 1)
     assert queue.pop() is second
     assert queue.pop() is None
     assert queue.peek() is None
 
 
-def test_drain_takes_what_has_not_ended() -> None:
+def test_one_that_comes_back_is_there_once() -> None:
+    make, queue = ComputationMaker(), FairQueue()
+    first, second = make(), make()
+    for part in (first, second):
+        queue.push(part, 1)
+    queue.discard(first)
+    queue.push(first, 4)
+    assert (queue.cost, len(queue)) == (5, 2)
+    assert drained(queue) == [second, first]
+
+
+def test_drain_takes_all_in_order() -> None:
     make, queue = ComputationMaker(), FairQueue()
     parts = [make() for _ in range(4)]
     for part in parts:
         queue.push(part, 1)
-    parts[1].ended = True
-    assert set(queue.drain()) == {parts[0], parts[2], parts[3]}
+    queue.discard(parts[1])
+    assert queue.waiting() == queue.drain() == [parts[0], parts[2], parts[3]]
     assert queue.pop() is None
+    assert queue.cost == 0
 
 
 def test_cancels_do_not_let_the_heap_grow() -> None:
@@ -121,8 +136,8 @@ def test_cancels_do_not_let_the_heap_grow() -> None:
     for _ in range(5000):
         part = make("gone")
         queue.push(part, 1)
-        part.ended = True
-    assert len(queue._heap) <= 256
+        queue.discard(part)
+    assert len(queue._heap) <= 300
     assert drained(queue) == [kept]
 
 

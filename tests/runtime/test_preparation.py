@@ -106,11 +106,12 @@ def test_a_cancelled_item_that_waits_for_space_gets_none() -> None:
     brain = Brain(input_bytes=128)
     brain.submit(encode_command("r1", prompt_id="p1", receivers=()))
     brain.prepare_all(input_bytes=128)
-    brain.submit(encode_command("r2", prompt_id="p2")).gone = True
+    caller = brain.submit(encode_command("r2", prompt_id="p2"))
     brain.measure(input_bytes=128)
+    caller.gone = True
     brain.scheduler.abandon(brain.request, brain.now)
     brain.finish_batch()
-    assert brain.hands.tasks[0][0].offset is None
+    assert brain.scheduler.preparation.input_bytes_taken == 0
     brain.finish()
     brain.assert_empty()
 
@@ -121,13 +122,15 @@ def test_space_goes_to_the_oldest_prompt_even_if_a_younger_ones_item_would_fit()
     brain.prepare_all(input_bytes=192)
     brain.submit(encode_command("r1", prompt_id="old", parts=(0, 1)))
     brain.submit(encode_command("r2", prompt_id="young"))
-    old, young = brain.hands.tasks[0][0], brain.hands.tasks[1][0]
+    old, _, young = (part.computation for request in brain.scheduler.requests.live()[1:] for part in request.parts)
+    assert old is not None
+    assert young is not None
     brain.measure(0, input_bytes=192)
     brain.measure(1, input_bytes=64)
-    assert (old.offset, young.offset) == (None, None)
+    assert (old.input_offset, young.input_offset) == (None, None)
     brain.finish_batch()
-    assert old.offset is not None
-    assert young.offset is not None
+    assert old.input_offset is not None
+    assert young.input_offset is not None
 
 
 def test_an_item_that_can_never_fit_is_refused_at_once() -> None:
@@ -146,15 +149,73 @@ def test_a_wait_for_input_space_ends() -> None:
     brain.start_batch()
     waiting = brain.submit(encode_command("r2", prompt_id="p2"))
     brain.measure(input_bytes=128)
-    for _ in range(4):
-        brain.advance(4.9)
+    brain.finish()
+    assert brain.hands.tasks[0] == [], "no worker waits for space"
+    assert states(brain) == [PartState.QUEUED]
+    assert waiting.laid_out == {0}
+    brain.advance(19.9)
     assert waiting.ends == {}
-    assert brain.hands.stopped == [], "a worker that waits for the front is not slow"
-    brain.advance(0.5)
+    brain.advance(0.1)
     assert waiting.error().reason is Reason.SPACE_TIMEOUT
     assert waiting.error().retry_after is not None
+    assert brain.hands.stopped == []
+
+
+def test_what_finds_no_space_comes_back_and_is_given_out_again_with_its_space() -> None:
+    brain = Brain(input_bytes=128)
+    brain.submit(encode_command("r1", prompt_id="p1", receivers=()))
+    brain.prepare_all(input_bytes=128)
+    caller = brain.submit(encode_command("r2", prompt_id="p2", file_bytes=7, receivers=()))
+    brain.measure(input_bytes=128)
+    assert brain.hands.dropped == brain.keys
+    brain.finish_batch()
+    assert brain.hands.tasks[0][0].offset is None, "the worker has been told to forget it"
     brain.finish()
+    (task,) = brain.hands.tasks[0]
+    assert (task.part, task.offset, task.measure_only, len(task.files[0])) == (brain.keys[0], 0, False, 7)
+    brain.measure(input_bytes=128)
+    brain.finish()
+    brain.finish_batch()
+    assert caller.completed is not None
+    assert caller.completed.ready == 1
+    assert caller.laid_out == {0}, "and is told once"
+    assert brain.scheduler.preparation.input_bytes_taken == 0
+
+
+def test_while_some_wait_for_space_the_next_are_only_measured() -> None:
+    brain = Brain(input_bytes=128)
+    brain.submit(encode_command("r1", prompt_id="p1", receivers=()))
+    brain.prepare_all(input_bytes=128)
+    waiting = [brain.submit(encode_command(f"w{number}", prompt_id=f"w{number}", receivers=())) for number in range(9)]
+    first, second = brain.hands.tasks[0]
+    assert (first.measure_only, second.measure_only) == (False, False)
+    brain.prepare_all(input_bytes=128)
     assert brain.hands.tasks[0] == []
+    assert len(brain.hands.dropped) == 2, "the others were not begun"
+    assert all(caller.laid_out == {0} for caller in waiting)
+    brain.finish_batch()
+    assert [task.measure_only for task in brain.hands.tasks[0]] == [False]
+    while brain.hands.tasks[0] or brain.hands.batches[0]:
+        brain.prepare_all(input_bytes=128)
+        brain.finish_batch()
+    assert all(caller.completed is not None for caller in waiting)
+
+
+def test_a_worker_that_dies_takes_nothing_along_that_waits_for_space() -> None:
+    brain = Brain(input_bytes=128)
+    brain.submit(encode_command("r1", prompt_id="p1", receivers=()))
+    brain.prepare_all(input_bytes=128)
+    caller = brain.submit(encode_command("r2", prompt_id="p2", parts=(0, 1), receivers=()))
+    brain.measure(input_bytes=64)
+    brain.measure(input_bytes=64)
+    brain.lose_worker()
+    brain.scheduler.media_worker_ready(0, brain.now)
+    assert brain.hands.tasks[0] == []
+    brain.finish_batch()
+    brain.run_all()
+    assert caller.completed is not None
+    assert (caller.completed.ready, caller.completed.failed) == (1, 1)
+    brain.assert_empty()
 
 
 def test_a_decoder_that_hangs_is_stopped_and_only_its_item_fails() -> None:
@@ -183,22 +244,6 @@ def test_each_item_has_its_whole_time() -> None:
         brain.finish()
     assert caller.ends == {}
     assert brain.hands.stopped == []
-
-
-def test_time_spent_waiting_for_space_is_not_the_items() -> None:
-    brain = Brain(input_bytes=128, space_seconds=20.0, prepare_seconds=10.0)
-    brain.submit(encode_command("r1"))
-    brain.prepare_all(input_bytes=128)
-    waited = brain.submit(encode_command("r2", prompt_id="p2"))
-    brain.measure(input_bytes=128)
-    brain.advance(9.9)
-    brain.finish_batch()
-    assert brain.hands.tasks[0][0].offset is not None
-    brain.advance(0.2)
-    assert waited.ends == {}, "it waited nearly all the time for the front; preprocessing has just begun"
-    assert brain.hands.stopped == []
-    brain.advance(10.0)
-    assert waited.error().reason is Reason.MEDIA_TIMEOUT, "but then it has no more time than others"
 
 
 def test_a_hung_worker_that_was_told_to_drop_its_item_is_stopped_too() -> None:

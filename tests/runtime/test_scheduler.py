@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -539,18 +540,21 @@ def test_f40_all_that_is_left_at_the_end_fails_and_leases_live_on() -> None:
     brain.assert_empty()
 
 
-def test_load_is_what_has_not_ended_over_what_the_engines_hold() -> None:
+def test_load_is_what_waits_and_how_busy_the_engines_were_and_never_0() -> None:
     brain = Brain(engines=2, budget=16, batches_ahead=2)
-    assert brain.scheduler.load(brain.now).utilization == 0.0
+    assert 0 < brain.scheduler.load(brain.now).utilization <= 0.001
     brain.submit(encode_command(parts=range(4)))
     estimate = 4 * 1024
     assert brain.scheduler.load(brain.now).utilization == pytest.approx(estimate / 64)
     brain.prepare_all(patches=4)
     assert brain.scheduler.load(brain.now).utilization == pytest.approx(16 / 64)
+    brain.now += 5.0
     brain.run_all()
     load = brain.scheduler.load(brain.now)
-    assert load.utilization == 0.0
+    assert load.utilization == pytest.approx(1 - math.exp(-1)), "it has nothing to do, but has been busy"
     assert load.parts_per_second > 0
+    brain.now += 1e6
+    assert 0 < brain.scheduler.load(brain.now).utilization <= 0.001
 
 
 def test_what_is_counted_is_what_happened() -> None:

@@ -28,11 +28,13 @@ from encoder_svc.runtime.uploads import Upload
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy, ReadOutcome
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from epd.internal.v1.engine_pb2 import BatchDone
+from epd.internal.v1.media_worker_pb2 import Tower
 from tests.runtime.recording_hands import (
     ENGINE_READY,
     NAMESPACE,
     Brain,
     Caller,
+    RunningBatch,
     Task,
     digest_of,
     encode_command,
@@ -356,10 +358,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler, now = self.scheduler, self.brain.now
         # Equal content has equal sizes.
         nbytes, input_bytes, patches = SIZE_OF.get(self.shows[task.part][2], MIDDLE)
-        if fails or task.dropped:
+        if fails and not task.dropped:
             self.hands.tasks[worker].pop(0)
-            reason = Reason.INTERNAL if task.dropped else Reason.MEDIA_CORRUPT
-            scheduler.item_failed(worker, task.part, ServiceError(reason, "own words"), now)
+            scheduler.item_failed(worker, task.part, ServiceError(Reason.MEDIA_CORRUPT, "own words"), now)
+        elif task.comes_back:
+            self.hands.tasks[worker].pop(0)
+            scheduler.item_dropped(worker, task.part, now)
         elif not task.measured:
             task.measured, task.nbytes = True, input_bytes
             scheduler.item_measured(worker, task.part, layout(nbytes), model_input(input_bytes, patches), now)
@@ -522,23 +526,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def inputs_are_apart(self) -> None:
         places = [
-            (task.offset, task.offset + task.nbytes)
-            for worker in self.workers
-            for task in self.hands.tasks[worker]
-            if task.offset is not None
+            (computation.input_offset, computation.input_offset + computation.input.nbytes)
+            for computation in self.made.values()
+            if computation.input_offset is not None and computation.input is not None
         ]
-        at_engines = {
-            item.part: (item.input_offset, item.input_offset + item.input.nbytes)
-            for engine in self.engines
-            for batch in self.hands.batches[engine]
-            for item in batch.items
-        }
-        for computation in self.made.values():
-            if computation.input_offset is not None and computation.key not in at_engines:
-                assert not computation.ended
-                assert computation.input is not None
-                places.append((computation.input_offset, computation.input_offset + computation.input.nbytes))
-        places += at_engines.values()
+        for worker in self.workers:
+            for task in self.hands.tasks[worker]:
+                assert task.offset in (None, self.made[task.part].input_offset)
+        for engine in self.engines:
+            for batch in self.brain.engines[engine].batches.values():
+                sent = {item.part: item.input_offset for item in self.batch(engine, batch.id).items}
+                assert all(sent[item.key] == item.input_offset for item in batch.items)
         places.sort()
         assert all(first[1] <= second[0] for first, second in pairwise(places))
         assert all(end <= INPUT for _, end in places)
@@ -560,7 +558,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for engine in self.brain.engines:
             assert len(engine.batches) <= self.brain.rules.batches_ahead
             assert sorted(engine.batches) == [batch.id for batch in self.hands.batches[engine.index]]
-            given_parts = sum(batch.patches for batch in engine.batches.values())
+            given_parts = sum(item.patches for batch in engine.batches.values() for item in batch.items)
             queued = sum(
                 computation.patches
                 for computation in self.made.values()
@@ -569,7 +567,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 and computation.stage is PartState.PREPARED
                 and computation.engine == engine.index
             )
-            assert engine.patches == given_parts + queued
+            assert engine.patches[Tower.TOWER_VISION] == given_parts + queued
         assert self.scheduler.uploads.bytes <= self.brain.rules.max_uploads_bytes
 
     @invariant()
@@ -608,6 +606,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                         end.chunk.from_cache and request.command.cache_policy == CachePolicy.CACHE_POLICY_BYPASS
                     ) or caller.command.items[index_of(caller.command, index)].item.HasField("content_key")
         self.unchecked = [(request, caller) for request, caller in self.unchecked if request.open_parts]
+
+    def batch(self, engine: int, number: int) -> RunningBatch:
+        """A batch that an engine has, as the engine sees it."""
+        return next(batch for batch in self.hands.batches[engine] if batch.id == number)
 
     def live_parts(self) -> list[Part]:
         """The parts that have not ended, the canaries' too."""
