@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from encoder_svc.cli.device import resolve_device
+from encoder_svc.heap import keep_large_blocks
 from encoder_svc.media.fetch import Fetcher
 from encoder_svc.media.fetch_policy import FetchPolicy
 from encoder_svc.models.dtypes import resolve_dtype
@@ -71,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     devices = _devices(settings)
     dtype = resolve_dtype(settings.dtype, checkpoint.dtype, devices[0])
     configure_logging(settings.log_level, "front")
+    keep_large_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, checkpoint.name, devices, dtype))
 
@@ -99,6 +102,9 @@ async def _serve(settings: Settings, model_name: str, devices: tuple[str, ...], 
                 _say(f"loading the towers of {model_name} in {dtype} on {', '.join(devices)}")
                 if not await _unless(stop, front.wait_ready()):
                     return 0
+                # What is alive now stays alive: a full collection, which holds the loop, need not look at it again.
+                gc.collect()
+                gc.freeze()
                 _say(f"encoder-svc ready target={server.target}")
                 await stop.wait()
                 _say(f"stopping: admitted work has {settings.drain_seconds:g} s to end; a second signal stops at once")

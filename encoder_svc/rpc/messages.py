@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from encoder_svc.rpc.errors import to_status
-from encoder_svc.runtime.chunks import duration
+from encoder_svc.runtime.chunks import write_duration
 from encoder_svc.runtime.events import Accepted, ChunkEvent, Completed, Event, PartCancelled, PartFailed
 from epd.encoder.v1 import encoder_service_pb2 as pb
 
 
-def to_event(event: Event) -> pb.Event:
-    """The event as its caller is told."""
+def encode_response(events: Sequence[Event]) -> pb.EncodeResponse:
+    """One message with events as their caller is told them, in their order."""
+    response = pb.EncodeResponse()
+    for event in events:
+        _write(event, response.events.add())
+    return response
+
+
+def _write(event: Event, told: pb.Event) -> None:
+    # In place: a message that is given to the constructor of another one is copied.
     match event:
         case ChunkEvent():
-            return pb.Event(chunk=event.chunk)
+            told.chunk.CopyFrom(event.chunk)
         case Accepted():
-            return pb.Event(
-                accepted=pb.Accepted(
-                    request_id=event.request_id,
-                    prompt_id=event.prompt_id,
-                    num_parts=event.num_parts,
-                    encoder=event.encoder,
-                )
-            )
+            accepted = told.accepted
+            accepted.request_id = event.request_id
+            accepted.prompt_id = event.prompt_id
+            accepted.num_parts = event.num_parts
+            accepted.encoder.CopyFrom(event.encoder)
         case PartFailed():
-            return pb.Event(
-                part_failed=pb.PartFailed(
-                    prompt_id=event.prompt_id,
-                    request_id=event.request_id,
-                    part_idx=event.part_idx,
-                    status=to_status(event.error),
-                )
-            )
+            failed = told.part_failed
+            failed.prompt_id = event.prompt_id
+            failed.request_id = event.request_id
+            failed.part_idx = event.part_idx
+            failed.status.CopyFrom(to_status(event.error))
         case PartCancelled():
-            return pb.Event(
-                part_cancelled=pb.PartCancelled(
-                    prompt_id=event.prompt_id,
-                    request_id=event.request_id,
-                    part_idx=event.part_idx,
-                )
-            )
+            cancelled = told.part_cancelled
+            cancelled.prompt_id = event.prompt_id
+            cancelled.request_id = event.request_id
+            cancelled.part_idx = event.part_idx
         case Completed():
-            return pb.Event(
-                complete=pb.Complete(
-                    ready=event.ready,
-                    failed=event.failed,
-                    cancelled=event.cancelled,
-                    from_cache=event.from_cache,
-                    total=duration(event.total_seconds),
-                )
-            )
+            complete = told.complete
+            complete.ready = event.ready
+            complete.failed = event.failed
+            complete.cancelled = event.cancelled
+            complete.from_cache = event.from_cache
+            write_duration(complete.total, event.total_seconds)

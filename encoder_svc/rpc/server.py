@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -14,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from encoder_svc.errors import SetupError
 from encoder_svc.rpc.errors import ErrorInterceptor
+from encoder_svc.rpc.generic_handlers import GenericHandlers
 from encoder_svc.rpc.health import HealthReporter
 from encoder_svc.rpc.servicer import SERVICE, EncoderServicer, add_encoder_servicer
 from encoder_svc.runtime.service import EncoderRuntime
@@ -58,14 +60,15 @@ class RpcServer:
 
     async def start(self, runtime: EncoderRuntime) -> None:
         """Begins to answer; health follows the runtime."""
-        add_encoder_servicer(EncoderServicer(runtime, self._settings), self._server)
-        add_HealthServicer_to_server(self._health.servicer, self._server)
+        handlers: Any = GenericHandlers(self._server)
+        add_encoder_servicer(EncoderServicer(runtime, self._settings), handlers)
+        add_HealthServicer_to_server(self._health.servicer, handlers)
         names = [SERVICE, health.SERVICE_NAME]
         if self._settings.channelz:
-            channelz.add_channelz_servicer(self._server)  # type: ignore[arg-type] # the stubs know only threads
+            channelz.add_channelz_servicer(handlers)
             names.append(channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name)
         if self._settings.reflection:
-            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
+            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], handlers)
         await self._health.__aenter__()
         runtime.on_readiness(self._health.set_ready)
         await self._server.start()

@@ -9,8 +9,8 @@ reliably closed, and what it holds would leak. What a handler raises becomes a s
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,7 +21,7 @@ from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.rpc.identity import identity_of
 from encoder_svc.rpc.load_report import LOAD_REPORT_KEY, load_report
 from encoder_svc.rpc.media_options import invalid
-from encoder_svc.rpc.messages import to_event
+from encoder_svc.rpc.messages import encode_response
 from encoder_svc.rpc.outbox import Outbox
 from encoder_svc.rpc.validation import (
     check_piece,
@@ -70,7 +70,7 @@ class EncoderServicer(EncoderServiceServicer):
             complete = False
             while not complete:
                 events, complete = await outbox.take()
-                await context.write(pb.EncodeResponse(events=map(to_event, events)))
+                await context.write(encode_response(events))
         finally:
             call.abandon()
             context.set_trailing_metadata(((LOAD_REPORT_KEY, load_report(self._runtime.load())),))
@@ -87,7 +87,7 @@ class EncoderServicer(EncoderServiceServicer):
             self._settings,
             identity=identity_of(context, mutual_tls=self._mutual_tls),
             deadline=None if remaining is None else self._runtime.now() + remaining,
-            new_id=lambda: uuid.uuid4().hex,
+            new_id=_new_id,
         )
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> None:
@@ -173,17 +173,20 @@ class EncoderServicer(EncoderServiceServicer):
 
 
 def add_encoder_servicer(servicer: EncoderServicer, server: Any) -> None:
-    """Puts the handlers on a ``grpc.aio`` server.
+    """Puts the handlers on a server, which takes the first that is added for a method.
 
     To gRPC ``Encode`` is a stream of requests as they came: on the wire that is no other thing than the one request of
     the contract. For a single request, gRPC would keep both its bytes and its message until the call ends.
     """
-    add_EncoderServiceServicer_to_server(servicer, server)
     encode = grpc.stream_stream_rpc_method_handler(
         servicer.Encode, response_serializer=pb.EncodeResponse.SerializeToString
     )
-    # In the place of the generated one: of two registrations the later one counts.
-    server.add_registered_method_handlers(SERVICE, {"Encode": encode})
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Encode": encode}),))
+    add_EncoderServiceServicer_to_server(servicer, server)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(16)
 
 
 def _to_come(method: str, instead: str) -> ServiceError:

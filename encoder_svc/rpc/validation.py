@@ -16,6 +16,12 @@ from encoder_svc.rpc.media_options import check_not_negative, check_options, inv
 from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, ItemCommand
 from encoder_svc.settings import Settings
 from epd.encoder.v1.encoder_service_pb2 import (
+    CACHE_POLICY_BYPASS,
+    CACHE_POLICY_USE,
+    DELIVERY_CACHE_ONLY,
+    DELIVERY_CALLER,
+    DELIVERY_RECEIVERS,
+    READ_OUTCOME_OK,
     AcquireRequest,
     CachePolicy,
     CancelRequest,
@@ -26,7 +32,11 @@ from epd.encoder.v1.encoder_service_pb2 import (
     RenewRequest,
     UploadHeader,
 )
-from epd.encoder.v1.media_pb2 import MediaItem, Modality
+from epd.encoder.v1.media_pb2 import MODALITY_UNSPECIFIED, MODALITY_VIDEO, MediaItem, Modality
+
+# Protobuf makes a new list at each look into an enumeration.
+_CACHE_POLICIES, _DELIVERIES = frozenset(CachePolicy.values()), frozenset(Delivery.values())
+_MODALITIES, _READ_OUTCOMES = frozenset(Modality.values()), frozenset(ReadOutcome.values())
 
 MAX_NAME_BYTES = 256
 """Of ``request_id``, ``prompt_id``, receivers and ``mime_type``, in UTF-8."""
@@ -76,13 +86,13 @@ def to_encode_command(
         raise invalid("num_parts", f"{num_parts}; a prompt takes at most {settings.max_parts} (Limits.max_parts)")
     if request.priority not in PRIORITIES:
         raise invalid("priority", f"must be from {PRIORITIES[0]} to {PRIORITIES[-1]}")
-    if request.cache_policy not in CachePolicy.values():
+    if request.cache_policy not in _CACHE_POLICIES:
         raise invalid("cache_policy", f"{request.cache_policy} is no CachePolicy that this server knows")
     if len(request.cache_salt) > MAX_SALT_BYTES:
         raise invalid("cache_salt", f"{len(request.cache_salt)} bytes; at most {MAX_SALT_BYTES}")
     _check_digest(request.expected_fingerprint, "expected_fingerprint")
     delivery, receivers = _delivery(request, settings)
-    if delivery == Delivery.DELIVERY_CACHE_ONLY and request.cache_policy == CachePolicy.CACHE_POLICY_BYPASS:
+    if delivery == DELIVERY_CACHE_ONLY and request.cache_policy == CACHE_POLICY_BYPASS:
         raise invalid("cache_policy", "BYPASS keeps nothing, and DELIVERY_CACHE_ONLY only keeps; use USE or REFRESH")
     lease_ttl = _ttl(request.lease_ttl, "lease_ttl", settings)
     _check_places(request.items, num_parts)
@@ -97,7 +107,7 @@ def to_encode_command(
         delivery=delivery,
         receivers=receivers,
         priority=request.priority,
-        cache_policy=request.cache_policy or CachePolicy.CACHE_POLICY_USE,
+        cache_policy=request.cache_policy or CACHE_POLICY_USE,
         cache_salt=request.cache_salt,
         expected_fingerprint=request.expected_fingerprint,
         lease_ttl=lease_ttl,
@@ -168,9 +178,9 @@ def to_releases(request: ReleaseRequest) -> list[tuple[bytes, ReadOutcome]]:
     """
     _check_lease_count(len(request.leases), "leases")
     for i, lease in enumerate(request.leases):
-        if lease.outcome not in ReadOutcome.values():
+        if lease.outcome not in _READ_OUTCOMES:
             raise invalid(f"leases[{i}].outcome", f"{lease.outcome} is no ReadOutcome that this server knows")
-    return [(lease.lease_id, lease.outcome or ReadOutcome.READ_OUTCOME_OK) for lease in request.leases]
+    return [(lease.lease_id, lease.outcome or READ_OUTCOME_OK) for lease in request.leases]
 
 
 def to_renewals(request: RenewRequest, settings: Settings) -> tuple[list[bytes], float | None]:
@@ -187,17 +197,17 @@ def to_renewals(request: RenewRequest, settings: Settings) -> tuple[list[bytes],
 
 
 def _delivery(request: EncodeRequest, settings: Settings) -> tuple[Delivery, tuple[str, ...]]:
-    if request.delivery not in Delivery.values():
+    if request.delivery not in _DELIVERIES:
         raise invalid("delivery", f"{request.delivery} is no Delivery that this server knows")
-    if request.delivery != Delivery.DELIVERY_RECEIVERS:
+    if request.delivery != DELIVERY_RECEIVERS:
         if request.receivers:
             raise invalid("receivers", "receivers are named only with DELIVERY_RECEIVERS")
-        if request.delivery == Delivery.DELIVERY_CACHE_ONLY:
-            return Delivery.DELIVERY_CACHE_ONLY, ()
-        return Delivery.DELIVERY_CALLER, ("",)
+        if request.delivery == DELIVERY_CACHE_ONLY:
+            return DELIVERY_CACHE_ONLY, ()
+        return DELIVERY_CALLER, ("",)
     if not request.receivers:
         raise invalid("receivers", "DELIVERY_RECEIVERS needs the names of the receivers")
-    return Delivery.DELIVERY_RECEIVERS, _receivers(request.receivers, settings, caller_may_be_one=False)
+    return DELIVERY_RECEIVERS, _receivers(request.receivers, settings, caller_may_be_one=False)
 
 
 def _receivers(names: Sequence[str], settings: Settings, *, caller_may_be_one: bool) -> tuple[str, ...]:
@@ -226,9 +236,9 @@ def _check_places(items: Iterable[MediaItem], num_parts: int) -> None:
 
 
 def _item(item: MediaItem, data: bytes, path: str, settings: Settings) -> ItemCommand:
-    if item.modality not in Modality.values():
+    if item.modality not in _MODALITIES:
         raise invalid(f"{path}.modality", f"{item.modality} is no Modality that this server knows")
-    if item.modality == Modality.MODALITY_UNSPECIFIED:
+    if item.modality == MODALITY_UNSPECIFIED:
         raise invalid(f"{path}.modality", "is required: MODALITY_IMAGE, MODALITY_VIDEO or MODALITY_AUDIO")
     _check_name(item.mime_type, f"{path}.mime_type")
     _check_digest(item.content_sha256, f"{path}.content_sha256")
@@ -277,7 +287,7 @@ def _inline_files(item: MediaItem, source: str, data: bytes, path: str, settings
     else:
         if item.content_sha256:
             raise invalid(f"{path}.content_sha256", "is the digest of one file; frames have none")
-        if item.modality != Modality.MODALITY_VIDEO:
+        if item.modality != MODALITY_VIDEO:
             raise invalid(f"{path}.frames", "only MODALITY_VIDEO is given as frames")
         if not item.frames.frames:
             raise invalid(f"{path}.frames.frames", "a video needs at least one frame")
@@ -298,7 +308,7 @@ def _check_name(name: str, path: str) -> None:
     size = len(name.encode())
     if size > MAX_NAME_BYTES:
         raise invalid(path, f"{size} bytes; at most {MAX_NAME_BYTES}")
-    if any(unicodedata.category(character) == "Cc" for character in name):
+    if not name.isprintable() and any(unicodedata.category(character) == "Cc" for character in name):
         raise invalid(path, "has control characters")
 
 

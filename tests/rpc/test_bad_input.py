@@ -103,7 +103,7 @@ async def test_a_wrong_request_is_refused_as_a_whole(stub: Any, request_: pb.Enc
     assert fields_of(refused.value) == [field]
 
 
-@pytest.mark.parametrize("modality", [Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO])
+@pytest.mark.parametrize("modality", [Modality.MODALITY_AUDIO])
 async def test_a_modality_without_a_tower_is_unsupported(stub: Any, modality: Modality) -> None:
     request = pb.EncodeRequest(items=[MediaItem(data=PHOTO, modality=modality)])
     with pytest.raises(grpc.aio.AioRpcError) as refused:

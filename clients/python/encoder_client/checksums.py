@@ -7,7 +7,12 @@ from collections.abc import Callable
 import xxhash
 
 from encoder_client.errors import ChunkError
-from epd.encoder.v1.embedding_pb2 import ChecksumAlgorithm
+from epd.encoder.v1.embedding_pb2 import (
+    CHECKSUM_ALGORITHM_CRC32C,
+    CHECKSUM_ALGORITHM_UNSPECIFIED,
+    CHECKSUM_ALGORITHM_XXH3_64,
+    ChecksumAlgorithm,
+)
 
 
 def checksum_function(algorithm: ChecksumAlgorithm) -> Callable[[memoryview], int] | None:
@@ -18,11 +23,11 @@ def checksum_function(algorithm: ChecksumAlgorithm) -> Callable[[memoryview], in
     Raises:
         ChunkError: this process cannot compute the algorithm, so the bytes could not be trusted.
     """
-    if algorithm == ChecksumAlgorithm.CHECKSUM_ALGORITHM_UNSPECIFIED:
+    if algorithm == CHECKSUM_ALGORITHM_UNSPECIFIED:
         return None
-    if algorithm == ChecksumAlgorithm.CHECKSUM_ALGORITHM_XXH3_64:
+    if algorithm == CHECKSUM_ALGORITHM_XXH3_64:
         return xxhash.xxh3_64_intdigest
-    if algorithm == ChecksumAlgorithm.CHECKSUM_ALGORITHM_CRC32C:
+    if algorithm == CHECKSUM_ALGORITHM_CRC32C:
         try:
             import crc32c
         except ImportError:

@@ -12,8 +12,8 @@ from encoder_client import dtypes
 from encoder_client.errors import ChunkError
 from encoder_client.events import Accepted
 from epd.encoder.v1.embedding_pb2 import (
-    ChecksumAlgorithm,
-    ChunkState,
+    CHECKSUM_ALGORITHM_UNSPECIFIED,
+    CHUNK_STATE_READY,
     EmbeddingChunk,
     LeaseGrant,
     TensorSpec,
@@ -43,31 +43,35 @@ def check_shape(chunk: EmbeddingChunk) -> None:
     names = [tensor.name for tensor in chunk.tensors]
     if len(set(names)) != len(names):
         raise ChunkError("tensors", "two tensors have the same name")
+    nbytes = chunk.nbytes
     for tensor in chunk.tensors:
-        _check_tensor(tensor, chunk.nbytes)
-    first = chunk.tensors[0]
-    if len(first.shape) != 2:
-        raise ChunkError("tensors[0].shape", f"`embedding` has {len(first.shape)} dimensions, not rows and width")
-    if first.shape[0] != chunk.token_count:
-        raise ChunkError("token_count", f"it is {chunk.token_count}, and `embedding` has {first.shape[0]} rows")
+        _check_tensor(tensor, nbytes)
+    shape = chunk.tensors[0].shape
+    if len(shape) != 2:
+        raise ChunkError("tensors[0].shape", f"`embedding` has {len(shape)} dimensions, not rows and width")
+    if shape[0] != chunk.token_count:
+        raise ChunkError("token_count", f"it is {chunk.token_count}, and `embedding` has {shape[0]} rows")
 
 
 def _check_tensor(tensor: TensorSpec, nbytes: int) -> None:
     where = f"tensor `{tensor.name}`"
-    if not dtypes.is_known(tensor.dtype):
-        raise ChunkError("tensors.dtype", f"{where} has data type {tensor.dtype}, which this client does not know")
-    if not 1 <= len(tensor.shape) <= MAX_DIMENSIONS or len(tensor.strides) != len(tensor.shape):
-        raise ChunkError(
-            "tensors.shape", f"{where} has {len(tensor.shape)} dimensions and {len(tensor.strides)} strides"
-        )
-    if 0 in tensor.shape:
-        raise ChunkError("tensors.shape", f"{where} is empty: its shape is {list(tensor.shape)}")
-    size = dtypes.itemsize(tensor.dtype)
-    if any(distance % size for distance in (tensor.byte_offset, *tensor.strides)):
+    dtype, offset, shape, strides = tensor.dtype, tensor.byte_offset, list(tensor.shape), list(tensor.strides)
+    if not dtypes.is_known(dtype):
+        raise ChunkError("tensors.dtype", f"{where} has data type {dtype}, which this client does not know")
+    if not 1 <= len(shape) <= MAX_DIMENSIONS or len(strides) != len(shape):
+        raise ChunkError("tensors.shape", f"{where} has {len(shape)} dimensions and {len(strides)} strides")
+    if 0 in shape:
+        raise ChunkError("tensors.shape", f"{where} is empty: its shape is {shape}")
+    size = dtypes.itemsize(dtype)
+    end = offset + size
+    misplaced = offset % size
+    for count, stride in zip(shape, strides, strict=True):
+        end += (count - 1) * stride
+        misplaced = misplaced or stride % size
+    if misplaced:
         raise ChunkError("tensors.strides", f"offset or strides of {where} are no multiples of {size}-byte elements")
-    last = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.strides, strict=True))
-    if tensor.byte_offset + last + size > nbytes:
-        raise ChunkError("tensors", f"{where} ends at byte {tensor.byte_offset + last + size}, the slot at {nbytes}")
+    if end > nbytes:
+        raise ChunkError("tensors", f"{where} ends at byte {end}, the slot at {nbytes}")
 
 
 def check_ready(chunk: EmbeddingChunk) -> None:
@@ -76,12 +80,12 @@ def check_ready(chunk: EmbeddingChunk) -> None:
     Raises:
         ChunkError: it is not, or its tensors do not lie inside its bytes.
     """
-    if chunk.state != ChunkState.CHUNK_STATE_READY:
+    if chunk.state != CHUNK_STATE_READY:
         raise ChunkError("state", "only a READY chunk can be read")
     check_shape(chunk)
     if not chunk.generation:
         raise ChunkError("generation", "it is 0: the chunk names no slot")
-    if chunk.checksum.algorithm == ChecksumAlgorithm.CHECKSUM_ALGORITHM_UNSPECIFIED:
+    if chunk.checksum.algorithm == CHECKSUM_ALGORITHM_UNSPECIFIED:
         raise ChunkError("checksum", "it is missing: bytes read over a network could not be trusted")
     if not chunk.locators:
         raise ChunkError("locators", "there are none: the bytes are nowhere to be read")

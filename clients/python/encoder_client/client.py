@@ -17,7 +17,7 @@ from encoder_client.connections import Connections
 from encoder_client.embedding import Embedding
 from encoder_client.encode_call import EncodeCall
 from encoder_client.errors import EncoderClientError, ReadError, from_rpc_error
-from encoder_client.media import placed
+from encoder_client.media import add_placed
 from encoder_client.pool import EmbeddingPool, Slot
 from encoder_client.reading import ChunkReader
 from encoder_client.stub import EncoderStub
@@ -136,7 +136,6 @@ class EncoderClient:
             request_id=request_id,
             prompt_id=prompt_id,
             num_parts=num_parts,
-            items=placed(items),
             delivery=delivery,
             receivers=receivers,
             priority=priority,
@@ -146,6 +145,7 @@ class EncoderClient:
             lease_ttl=_duration(lease_ttl),
             skip_layout=skip_layout,
         )
+        add_placed(request, items)
         return EncodeCall(self, request, timeout)
 
     async def read(self, chunk: EmbeddingChunk, *, transports: Sequence[str] = ()) -> Embedding:

@@ -135,6 +135,7 @@ class EncodeCall:
                 self._client.note_encoder(event.encoder)
             case Layout(chunk):
                 self._check(chunk)
+                chunk_checks.check_shape(chunk)
                 self._layouts[chunk.part_idx] = chunk
             case Ready(chunk):
                 self._check(chunk)
@@ -172,7 +173,6 @@ class EncodeCall:
             raise ChunkError("request_id", "it came before the call was accepted")
         chunk_checks.check_belongs(chunk, self._accepted, self._parts)
         chunk_checks.check_fingerprint(chunk, self._request.expected_fingerprint)
-        chunk_checks.check_shape(chunk)
 
     def _end(self, part_idx: int) -> None:
         if part_idx not in self._parts:

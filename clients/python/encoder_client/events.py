@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from encoder_client.errors import ChunkError, EncoderError, from_status
 from epd.encoder.v1 import encoder_service_pb2 as service
-from epd.encoder.v1.embedding_pb2 import ChunkState, EmbeddingChunk, EncoderRef
+from epd.encoder.v1.embedding_pb2 import CHUNK_STATE_LAYOUT, CHUNK_STATE_READY, EmbeddingChunk, EncoderRef
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def events_of(response: service.EncodeResponse) -> Iterator[Event]:
             case "accepted":
                 told = event.accepted
                 yield Accepted(told.request_id, told.prompt_id, told.num_parts, told.encoder)
-            case "chunk" if event.chunk.state == ChunkState.CHUNK_STATE_LAYOUT:
+            case "chunk" if event.chunk.state == CHUNK_STATE_LAYOUT:
                 yield Layout(event.chunk)
-            case "chunk" if event.chunk.state == ChunkState.CHUNK_STATE_READY:
+            case "chunk" if event.chunk.state == CHUNK_STATE_READY:
                 yield Ready(event.chunk)
             case "chunk":
                 raise ChunkError("state", f"{event.chunk.state} is neither LAYOUT nor READY")
@@ -117,7 +117,7 @@ def layout_of(ready: EmbeddingChunk) -> EmbeddingChunk:
     """The LAYOUT chunk that a READY chunk would have followed."""
     layout = EmbeddingChunk()
     layout.CopyFrom(ready)
-    layout.state = ChunkState.CHUNK_STATE_LAYOUT
+    layout.state = CHUNK_STATE_LAYOUT
     for name in ("checksum", "generation", "slot_key", "leases", "locators", "from_cache", "timings"):
         layout.ClearField(name)
     layout.encoder.ClearField("engine_boot_id")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from epd.encoder.v1.encoder_service_pb2 import EncodeRequest
 from epd.encoder.v1.media_pb2 import (
     AudioOptions,
     FrameSequence,
@@ -97,13 +98,11 @@ def _item(modality: Modality, source: Source, part_idx: int | None) -> MediaItem
     return item
 
 
-def placed(items: Sequence[MediaItem]) -> list[MediaItem]:
-    """The items with their places filled in: those that have none take their index in the list."""
-    result = []
+def add_placed(request: EncodeRequest, items: Sequence[MediaItem]) -> None:
+    """Adds items to a request with their places filled in: those that have none take their index in the list."""
     for index, item in enumerate(items):
-        place = MediaItem()
-        place.CopyFrom(item)
-        if place.part_idx == UNPLACED:
-            place.part_idx = index
-        result.append(place)
-    return result
+        # Copied once, into its place: an item may hold megabytes.
+        placed = request.items.add()
+        placed.CopyFrom(item)
+        if placed.part_idx == UNPLACED:
+            placed.part_idx = index

@@ -9,24 +9,66 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
-from concurrent.futures import Future
-from queue import SimpleQueue
-from threading import Thread
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from time import monotonic, sleep
 from typing import Any
 
 from encoder_client.pool import EmbeddingPool, Slot
 from encoder_client.transports import TransferStuckError, TransportError
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 
-_Job = tuple[Callable[[], int], "Future[int]"]
+MOST_AT_ONCE = 64
+"""Transfers that are under way; others wait."""
+
+# Between two looks at the transfers that are under way. Mooncake's blocking read looks without a pause: that keeps a
+# core busy, often the one that the bytes need.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 30e-6, 1e-3
+_PAUSE_SHARE = 1 / 32
+"""Of the time that the youngest transfer has taken: so much longer a read takes at most."""
+
+_DONE = 1  # what transfer_check_status answers; 0: not yet; less: it failed
+
+
+class _Transfer:
+    """One read, between the event loop that waits for it and the thread that makes it."""
+
+    def __init__(self, locator: Locator, slot: Slot, nbytes: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.place = locator.mooncake
+        self.slot: Slot | None = slot
+        """Held until the transfer has ended, whoever still waits for it: late bytes must hit nobody else's memory."""
+        self.address = slot.address
+        self.nbytes = nbytes
+        self.loop = loop
+        self.answer: asyncio.Future[str] = loop.create_future()
+        """What went wrong; empty: nothing. A text: the traceback of an error would hold the slot."""
+        self.claim = Lock()
+        """Taken once: by the thread that begins it, or by the loop that gives it up before."""
+        self.begun = 0.0
+        self.batch = 0
+        self.hangs = False
+        """It was given up while it was under way."""
+        self.ended = False
+
+    def end(self, fault: str = "") -> None:
+        """Its memory is not written any more. Called by the thread."""
+        self.slot = None
+        self.ended = True
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self.loop.call_soon_threadsafe(self.tell, fault)
+
+    def tell(self, fault: str) -> None:
+        """Answers whoever waits. Called by the loop."""
+        if not self.answer.done():
+            self.answer.set_result(fault)
 
 
 class MooncakeReader:
     """Reads by Mooncake into one pool, whose arena is registered once, at the first read.
 
-    Transfers block and cannot be stopped: one thread makes them, one after the other. A read that is given up keeps its
-    slot until the transfer has ended, so that late bytes hit nobody else's.
+    Transfers cannot be stopped. One thread begins them and looks after them. A read that is given up keeps its slot
+    until the transfer has ended, so that late bytes hit nobody else's.
 
     Args:
         pool: where it reads to.
@@ -51,50 +93,46 @@ class MooncakeReader:
         self._devices = devices
         self._engine: Any = TransferEngine()
         self._protocol = ""
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._transfers: SimpleQueue[_Transfer | None] = SimpleQueue()
         self._thread: Thread | None = None
-        self._stuck: Future[int] | None = None
+        self._stuck: _Transfer | None = None
 
     async def read(
         self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
     ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
-        if self._stuck is not None and not self._stuck.done():
-            raise TransportError("an earlier transfer still hangs, and transfers are made one after the other")
-        place = locator.mooncake
-        nbytes = chunk.nbytes
-
-        def transfer() -> int:
-            if not self._protocol:
-                self._set_up(place.session, place.protocol)
-            if place.protocol != self._protocol:
-                raise TransportError(f"this process reads by {self._protocol}, the encoder serves {place.protocol}")
-            # `slot` is held by this function until the transfer has ended, whoever waits for it.
-            answer: int = self._engine.transfer_sync_read(place.session, slot.address, place.address, nbytes)
-            return answer
-
+        if self._stuck is not None and not self._stuck.ended:
+            raise TransportError("an earlier transfer still hangs, and may hold all others up")
         if self._thread is None:
             self._thread = Thread(target=self._work, name="mooncake-reader", daemon=True)
             self._thread.start()
-        job: Future[int] = Future()
-        self._jobs.put((transfer, job))
+        loop = asyncio.get_running_loop()
+        transfer = _Transfer(locator, slot, chunk.nbytes, loop)
+        self._transfers.put(transfer)
+        timer = loop.call_later(timeout, self._overdue, transfer, timeout)
         try:
-            async with asyncio.timeout(timeout):
-                answer = await asyncio.shield(asyncio.wrap_future(job))
-        except TimeoutError:
-            if job.cancel():
-                raise TransportError(f"other transfers took longer than {timeout:g} s") from None
-            self._stuck = job
-            raise TransferStuckError(f"the transfer took longer than {timeout:g} s") from None
+            fault = await transfer.answer
         except asyncio.CancelledError:
-            job.cancel()
+            transfer.claim.acquire(blocking=False)
             raise
-        if answer:
-            raise TransportError(f"the transfer engine answered {answer}: the encoder is gone or not reachable")
+        finally:
+            timer.cancel()
+        if transfer.hangs:
+            raise TransferStuckError(fault)
+        if fault:
+            raise TransportError(fault)
 
     def close(self) -> None:
-        """Ends the thread after the transfer that runs; the pool's arena is no longer registered then."""
-        self._jobs.put(None)
+        """Ends the thread after the transfers that are under way; the pool's arena is no longer registered then."""
+        self._transfers.put(None)
+
+    def _overdue(self, transfer: _Transfer, timeout: float) -> None:
+        if transfer.claim.acquire(blocking=False):
+            transfer.tell(f"other transfers took longer than {timeout:g} s")
+        else:
+            self._stuck = transfer
+            transfer.hangs = True
+            transfer.tell(f"the transfer took longer than {timeout:g} s")
 
     def _set_up(self, session: str, protocol: str) -> None:
         host = self._host or _address_towards(session)
@@ -105,18 +143,53 @@ class MooncakeReader:
         self._protocol = protocol
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            transfer, future = job
-            # A slot must not wait for the next job to be let go.
-            del job
-            try:
-                if future.set_running_or_notify_cancel():
-                    future.set_result(transfer())
-            except Exception as error:  # whatever it is, whoever waits learns it, and the thread goes on
-                future.set_exception(error)
-            del transfer, future
+        flying: list[_Transfer] = []
+        goes_on = True
+        while goes_on or flying:
+            while goes_on and len(flying) < MOST_AT_ONCE:
+                try:
+                    transfer = self._transfers.get(block=not flying)
+                except Empty:
+                    break
+                if transfer is None:
+                    goes_on = False
+                elif transfer.claim.acquire(blocking=False) and self._begin(transfer):
+                    flying.append(transfer)
+                # A slot must not wait for the next transfer to be let go.
+                del transfer
+            if flying:
+                age = monotonic() - flying[-1].begun
+                sleep(min(max(age * _PAUSE_SHARE, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+                flying = [transfer for transfer in flying if not self._has_ended(transfer)]
         if self._protocol:
             self._engine.unregister_memory(self._pool.address)
+
+    def _begin(self, transfer: _Transfer) -> bool:
+        """Begins a transfer. False: it has failed, and was told."""
+        place = transfer.place
+        try:
+            if not self._protocol:
+                self._set_up(place.session, place.protocol)
+            if place.protocol != self._protocol:
+                raise TransportError(f"this process reads by {self._protocol}, the encoder serves {place.protocol}")
+            transfer.begun = monotonic()
+            transfer.batch = self._engine.batch_transfer_async_read(
+                place.session, [transfer.address], [place.address], [transfer.nbytes]
+            )
+        except Exception as error:  # whatever it is, whoever waits learns it, and the thread goes on
+            transfer.end(str(error))
+            return False
+        if not transfer.batch:
+            transfer.end("the transfer engine does not reach the encoder")
+        return bool(transfer.batch)
+
+    def _has_ended(self, transfer: _Transfer) -> bool:
+        state: int = self._engine.transfer_check_status(transfer.batch)
+        if state == _DONE:
+            transfer.end()
+        elif state:
+            transfer.end(f"the transfer engine answered {state}: the encoder is gone or unreachable")
+        return state != 0
 
 
 def _address_towards(session: str) -> str:

@@ -1,0 +1,112 @@
+"""Reads by Mooncake from a peer that answers, that hangs, and that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from encoder_client import EmbeddingPool
+from encoder_client.transports import TransferStuckError, TransportError
+from encoder_client.transports.mooncake import MooncakeReader
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator, MooncakeLocator
+from tests.waiting import eventually
+
+SLOT_BYTES = 1 << 16
+SLOTS = 16
+PEER = f"""
+import sys
+from encoder_svc.shared_memory import SharedMemory
+from encoder_svc.transports.mooncake import serve_by_mooncake
+arena = SharedMemory.create("arena", {SLOTS * SLOT_BYTES})
+for index in range({SLOTS}):
+    arena.view[index * {SLOT_BYTES} : (index + 1) * {SLOT_BYTES}] = bytes([index]) * {SLOT_BYTES}
+server = serve_by_mooncake(arena, "127.0.0.1", "tcp", "")
+print(server.session, server.address, flush=True)
+sys.stdin.read()
+"""
+
+
+class Peer:
+    """An arena whose slots hold their numbers, served by a process."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        session, address = self.process.stdout.readline().split()
+        self.session, self.address = session, int(address)
+
+    def locator(self, index: int) -> Locator:
+        location = MooncakeLocator(session=self.session, address=self.address + index * SLOT_BYTES, protocol="tcp")
+        return Locator(mooncake=location)
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    try:
+        yield peer
+    finally:
+        peer.process.kill()
+        peer.process.communicate()
+
+
+async def read(reader: MooncakeReader, pool: EmbeddingPool, locator: Locator, timeout: float = 20.0) -> bytes:
+    """Reads one slot and lets go of its memory."""
+    slot = (await pool.reserve("prompt", [SLOT_BYTES])).take(0)
+    await reader.read(EmbeddingChunk(nbytes=SLOT_BYTES), locator, LeaseGrant(), slot, timeout)
+    return hashlib.sha256(slot.view).digest()
+
+
+async def test_reads_at_the_same_time_do_not_mix(peer: Peer) -> None:
+    pool = EmbeddingPool(4 * SLOTS * SLOT_BYTES)
+    reader = MooncakeReader(pool)
+    try:
+        digests = await asyncio.gather(*(read(reader, pool, peer.locator(index % SLOTS)) for index in range(64)))
+        assert digests == [hashlib.sha256(bytes([index % SLOTS]) * SLOT_BYTES).digest() for index in range(64)]
+    finally:
+        reader.close()
+
+
+async def test_a_transfer_that_hangs_keeps_its_memory_until_it_has_ended(peer: Peer) -> None:
+    pool = EmbeddingPool(4 * SLOT_BYTES)
+    reader = MooncakeReader(pool)
+    try:
+        await read(reader, pool, peer.locator(0))
+        peer.process.send_signal(signal.SIGSTOP)
+        given_up = asyncio.create_task(read(reader, pool, peer.locator(1)))
+        with pytest.raises(TransferStuckError):
+            await read(reader, pool, peer.locator(2), timeout=0.3)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        with pytest.raises(TransportError, match="hangs"):
+            await read(reader, pool, peer.locator(3))
+        assert pool.statistics.used == 2 * SLOT_BYTES, "late bytes could hit memory that others have by now"
+        peer.process.send_signal(signal.SIGCONT)
+        await eventually(lambda: pool.statistics.used == 0)
+        await read(reader, pool, peer.locator(4))
+    finally:
+        reader.close()
+
+
+async def test_a_peer_that_is_gone_is_an_error_at_once(peer: Peer) -> None:
+    pool = EmbeddingPool(SLOT_BYTES)
+    reader = MooncakeReader(pool)
+    try:
+        await read(reader, pool, peer.locator(0))
+        peer.process.kill()
+        peer.process.wait()
+        for _ in range(2):
+            with pytest.raises(TransportError):
+                await read(reader, pool, peer.locator(1), timeout=10.0)
+        assert pool.statistics.used == 0
+    finally:
+        reader.close()
