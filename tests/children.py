@@ -104,7 +104,7 @@ def media_worker(
         command.configure.input_arena_fd = arena.descriptor
         command.configure.input_arena_bytes = arena.size
         command.configure.threads = 1
-        command.configure.max_image_pixels = max_image_pixels
+        command.configure.limits.image_pixels = max_image_pixels
         command.configure.memory_bytes = memory_bytes
         child.send(command)
         child.receive_kind("ready")

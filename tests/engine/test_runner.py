@@ -18,7 +18,7 @@ from encoder_svc.engine.forward_thread import run_batches
 from encoder_svc.engine.runner import Runner, is_out_of_memory
 from encoder_svc.engine.staging import HostStaging
 from encoder_svc.errors import Reason, ServiceError
-from encoder_svc.models.adapter import TowerInput
+from encoder_svc.models.adapter import MATRIX_ALIGNMENT, TowerInput
 from encoder_svc.shared_memory import SharedMemory
 from encoder_svc.tensors import tensor_view
 from epd.encoder.v1.embedding_pb2 import DataType, TensorSpec
@@ -50,11 +50,11 @@ class FragileTower:
         self._width, self._dtype, self._most = width, dtype, most
         self.batches: list[int] = []
 
-    def encode(self, items: Sequence[TowerInput]) -> list[torch.Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> list[tuple[torch.Tensor, ...]]:
         self.batches.append(len(items))
         if len(items) > self._most:
             raise torch.OutOfMemoryError
-        rows = []
+        encoded: list[tuple[torch.Tensor, ...]] = []
         for item in items:
             fate = item.grid[0]
             if fate == RAISES:
@@ -69,8 +69,8 @@ class FragileTower:
                 found[-1, -1] = torch.nan
             if fate == INFINITE:
                 found[0, 0] = -torch.inf
-            rows.append(found[:-1] if fate == SHORT else found)
-        return rows
+            encoded.append((found[:-1] if fate == SHORT else found,))
+        return encoded
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +206,39 @@ def test_a_device_gets_the_next_batch_before_the_last_is_staged(
     with pytest.raises(StoppedError):
         run_batches(Runner(FragileTower(HIDDEN), torch.device("cpu"), *arenas, staging), batches, report)
     assert seen == told
+
+
+class PooledTower(FragileTower):
+    """Gives beside its rows their mean, as one row of a second matrix."""
+
+    def encode(self, items: Sequence[TowerInput]) -> list[tuple[torch.Tensor, ...]]:
+        return [(rows, rows.mean(dim=0, keepdim=True)) for (rows,) in super().encode(items)]
+
+
+def test_a_second_matrix_begins_behind_the_first(arenas: tuple[SharedMemory, SharedMemory]) -> None:
+    input_arena, arena = arenas
+    width = 7
+    arena.view[:] = bytes(arena.size)
+    asked = item(input_arena, 0, 3, SOUND, width, DataType.DATA_TYPE_FLOAT32)
+    first = asked.nbytes
+    asked.tensors.append(
+        TensorSpec(
+            name="pooled",
+            dtype=DataType.DATA_TYPE_FLOAT32,
+            shape=[1, width],
+            strides=[width * 4, 4],
+            byte_offset=-(-first // MATRIX_ALIGNMENT) * MATRIX_ALIGNMENT,
+        )
+    )
+    asked.nbytes = asked.tensors[1].byte_offset + width * 4
+    runner = Runner(PooledTower(width), torch.device("cpu"), input_arena, arena, HostStaging())
+    (result,) = runner.run([asked]).results
+    rows, pooled = (tensor_view(arena, asked.payload_offset, spec) for spec in asked.tensors)
+    assert torch.equal(pooled[0], rows.mean(dim=0))
+    assert result.checksum.value == xxhash.xxh3_64_intdigest(arena.array(asked.payload_offset, asked.nbytes).tobytes())
+
+    asked.tensors[1].byte_offset += 4
+    assert runner.run([asked]).results[0].reason == Reason.FORWARD_FAILED, "a gap was not noticed"
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,11 @@ class Bench:
         return xxhash.xxh3_64_intdigest(self.arena.view[item.payload_offset : item.payload_offset + item.nbytes])
 
 
+def embed(tower: Tower, inputs: Sequence[TowerInput]) -> list[torch.Tensor]:
+    """The rows of each item of a batch."""
+    return [matrices[0] for matrices in tower.encode(inputs)]
+
+
 def rows_of(grid: Sequence[int]) -> int:
     return grid[0] * grid[1] * grid[2] // MERGE**2
 
@@ -149,9 +154,9 @@ def pictures(grids: Sequence[tuple[int, int, int]], seed: int = 0) -> list[Tower
 def check_float32(bench: Bench) -> Check:
     """Rows equal transformers' within 1e-4, and those of a batch equal those of its items alone."""
     inputs = pictures(MIXED)
-    rows = bench.tower.encode(inputs)
+    rows = embed(bench.tower, inputs)
     to_reference = farthest(rows, bench.transformers_rows(inputs))
-    to_single = farthest(rows, [bench.tower.encode([one])[0] for one in inputs])
+    to_single = farthest(rows, [embed(bench.tower, [one])[0] for one in inputs])
     return Check(
         "float32 equals transformers",
         max(to_reference, to_single) <= ATOL,
@@ -164,7 +169,7 @@ def check_half(exact: Bench, half: Bench) -> Check:
     inputs = pictures(MIXED)
     truth = torch.cat(exact.transformers_rows(inputs))
     theirs = (torch.cat(half.transformers_rows(inputs)).float() - truth).abs().mean().item()
-    rows = torch.cat(half.tower.encode(inputs)).float()
+    rows = torch.cat(embed(half.tower, inputs)).float()
     ours = (rows - truth).abs().mean().item()
     cosine = torch.nn.functional.cosine_similarity(rows, truth).min().item()
     return Check(
@@ -265,7 +270,7 @@ class SmallMemory:
         self.weights, self.compatibility_fingerprint = tower.weights, tower.compatibility_fingerprint
         self.refused = 0
 
-    def encode(self, items: Sequence[TowerInput]) -> list[torch.Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> list[tuple[torch.Tensor, ...]]:
         if len(items) > self._most:
             self.refused += 1
             torch.empty(1 << 50, dtype=torch.uint8, device=self._device)  # raises what the device's allocator does
@@ -279,7 +284,7 @@ def check_memory(bench: Bench) -> Check:
     items = bench.items(inputs)
     outcome = bench.runner(tower).run(items)
     rows = [tensor_view(bench.arena, item.payload_offset, item.tensors[0]).to(bench.device) for item in items]
-    distance = farthest(rows, [bench.tower.encode([one])[0] for one in inputs])
+    distance = farthest(rows, [embed(bench.tower, [one])[0] for one in inputs])
     failed = sum(bool(result.reason) for result in outcome.results)
     return Check(
         "a batch without memory is split",
