@@ -227,8 +227,8 @@ class VideoFileProbe:
                     "AV1",
                 )
             track.codec_context.options = self._options
-            # As many as an operation of torch has here. The reference leaves the number to FFmpeg: all cores.
-            track.codec_context.thread_count = torch.get_num_threads()
+            # FFmpeg chooses, as in the reference: one for each core, if the file is coded in slices.
+            track.codec_context.thread_count = 0
             yield container, track
 
     @contextmanager

@@ -106,17 +106,6 @@ def to_status(error: ServiceError) -> Status:
 _Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
-class _Ended:
-    """Counts the calls of one method. Looking a label up takes longer than counting."""
-
-    def __init__(self, metrics: Metrics, method: str) -> None:
-        self._counters = {code: metrics.requests.labels(method, code.name) for code in grpc.StatusCode}
-
-    def inc(self, code: grpc.StatusCode) -> None:
-        """Counts one that ended with ``code``."""
-        self._counters[code].inc()
-
-
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic only in the stubs
     """Ends a call with the status of the :class:`ServiceError` that its handler raised, and counts calls by outcome.
 
@@ -159,7 +148,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         )
 
     def _tell(self, behaviour: _Handler, method: str) -> _Handler:
-        ended = _Ended(self._metrics, method)
+        # Looking a label up takes longer than counting.
+        ended: dict[grpc.StatusCode, Any] = {}
 
         async def handle(request: Any, context: Any) -> Any:
             code = grpc.StatusCode.INTERNAL
@@ -182,7 +172,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
                 code = grpc.StatusCode.OK
                 return response
             finally:
-                ended.inc(code)
+                counter = ended.get(code)
+                if counter is None:
+                    counter = ended[code] = self._metrics.requests.labels(method, code.name)
+                counter.inc()
             return await context.abort_with_status(rpc_status.to_status(status))
 
         return handle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,10 +78,8 @@ def words(process: psutil.Process) -> list[str]:
 
 @pytest.fixture
 def bench(tiny_checkpoint: Path, tmp_path: Path) -> Bench:
-    # By a name of its own, because servers of other tests may run on the checkpoint.
-    model = tmp_path / "model"
-    model.symlink_to(tiny_checkpoint)
-    return Bench(model, tmp_path)
+    # A copy, because servers of other tests may run on the checkpoint.
+    return Bench(Path(shutil.copytree(tiny_checkpoint, tmp_path / "model")), tmp_path)
 
 
 def test_throughput(bench: Bench) -> None:

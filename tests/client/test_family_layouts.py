@@ -37,10 +37,13 @@ class Recorded:
 
     arguments: dict[str, Any] = field(default_factory=dict)
 
-    def wrap(self, features: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, features: Callable[..., Any], signed: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function; ``signed`` has the names of its arguments."""
+
         def call(*arguments: Any, **named: Any) -> Any:
-            self.arguments = dict(inspect.signature(features).bind(*arguments, **named).arguments)
-            self.arguments |= self.arguments.pop("kwargs", {})
+            bound = inspect.signature(signed).bind(*arguments, **named).arguments
+            self.arguments = {**bound, **bound.get("kwargs", {})}
+            self.arguments.pop("kwargs", None)
             self.arguments.pop("return_dict", None)
             return features(*arguments, **named)
 
@@ -70,17 +73,19 @@ def test_files_give_the_whole_models_tokens(case: FamilyCase, tmp_path: Path, mo
     write_checkpoint(case.family, checkpoint)
     adapter = open_adapter(checkpoint, "float32")
     tower = adapter.load_tower(torch.device("cpu"), lambda _step, _fraction: None)
-    model = case.load(checkpoint)
+    model: Any = case.load(checkpoint)
     language = LanguageOnlyModel.load(checkpoint)
     family = FAMILIES[case.family]
+    generates = isinstance(model, GenerationMixin)
     attended = family.entrance is Entrance.CROSS_ATTENTION
     for medium in one_of_each_kind(case.media()):
         prepared = prepare(adapter, medium)
         recorded = Recorded()
         with torch.inference_mode(), monkeypatch.context() as patched:
             for kind in KINDS.values():
-                if (features := getattr(model, f"get_{kind}_features", None)) is not None:
-                    patched.setattr(model, f"get_{kind}_features", recorded.wrap(features))
+                name = f"get_{kind}_features"
+                if generates and (features := getattr(model, name, None)) is not None:
+                    patched.setattr(model, name, recorded.wrap(features, getattr(model.base_model, name)))
             reference = case.reference(model, checkpoint, medium, prepared)
             rows = tower.encode([prepared.input])[0][0].clone()
         layout = EmbeddingChunk()

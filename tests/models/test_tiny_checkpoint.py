@@ -113,6 +113,18 @@ def test_small_is_the_benchmarks_size(tmp_path: Path) -> None:
     assert (small.vision_depth, small.vision_hidden, small.vision_heads, small.vision_intermediate) == (8, 512, 8, 1408)
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "kimi_vl", "whisper"])
+def test_equal_arguments_give_equal_files(family: str, tmp_path: Path) -> None:
+    for name in ("once", "again"):
+        write_checkpoint(family, tmp_path / name)
+    written = {file.name: file.read_bytes() for file in (tmp_path / "once").iterdir()}
+    assert written == {file.name: file.read_bytes() for file in (tmp_path / "again").iterdir()}
+    assert {"config.json", "preprocessor_config.json", "tokenizer.json", "generation_config.json"} <= set(written)
+    write_checkpoint(family, tmp_path / "other", seed=1)
+    for file in (tmp_path / "other").glob("*.safetensors"):
+        assert file.read_bytes() != written[file.name]
+
+
 def test_the_command_writes_it_and_says_how_to_serve_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "made"
     assert main(["tiny-checkpoint", "qwen2_5_vl", str(folder)]) == 0
