@@ -9,7 +9,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,6 +203,22 @@ def _add_lengths(bench: argparse.ArgumentParser, seconds: float) -> None:
     bench.add_argument("--rounds", type=_positive, default=4, metavar="N", help="in which the sides take turns (4)")
 
 
+@contextmanager
+def _whole_process() -> Iterator[None]:
+    """Sets what belongs to the whole process, for as long as it measures."""
+    client = logging.getLogger("encoder_client")
+    level = client.level
+    # What a failed read means is in the figures; lines about it would tear the display.
+    client.setLevel(logging.CRITICAL)
+    # Whoever stops us must not leave a server behind: leaving the blocks that started it stops it.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        client.setLevel(level)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measures, shows, and writes.
 
@@ -218,12 +235,8 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     display = Display(console)
     command_line = shlex.join(["encoder-svc", *sys.argv[1:]])
-    # What a failed read means is in the figures; lines about it would tear the display.
-    logging.getLogger("encoder_client").setLevel(logging.CRITICAL)
-    # Whoever stops us must not leave a server behind: leaving the blocks that started it stops it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        with display.shown(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with _whole_process(), display.shown(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             bench = Run(subject, command_line, parameters, display)
             result: AnyResult = runner.run(arguments.measure(bench, options))
     except EncoderClientError as error:

@@ -56,7 +56,8 @@ async def test_every_metric_tells_what_happened(server: ServerProcess) -> None:
     assert value(after, "arena_bytes", engine="0", state="leased") >= 2 * chunks[0].nbytes
     assert value(after, "arena_bytes", engine="0", state="reserved") == 0
     assert value(after, "batches_in_flight", engine="0") == 0
-    assert value(after, "live_requests") == value(after, "media_bytes") == value(after, "utilization") == 0
+    assert value(after, "live_requests") == value(after, "media_bytes") == 0
+    assert 0 < value(after, "utilization") < 1, "the engine was busy a moment ago"
     assert 0 <= value(after, "loop_lag_seconds") < 10
     for process in ("engine", "media worker"):
         assert ("restarts", frozenset({"process": process}.items())) in after
