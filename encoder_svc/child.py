@@ -11,10 +11,8 @@ import gc
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TypeVar
 
 import zmq
@@ -25,11 +23,6 @@ from encoder_svc.heap import keep_large_blocks
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _GOODBYE_MILLISECONDS = 2000
-
-NICENESS = 10
-"""Of work that can wait. It takes a fifth to a third off the front's tail latency on a machine that they share."""
-_AUTOGROUP_TRIES = 10
-_AUTOGROUP_PAUSE_SECONDS = 0.1
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
@@ -90,7 +83,6 @@ def attach_to_front(address: str) -> FrontLink:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _prepare_environment()
-    _yield_to_callers()
     return FrontLink(address)
 
 
@@ -125,23 +117,6 @@ def _check_listener(address: str) -> None:
             probe.connect(path)
         except OSError:
             raise FrontLostError("the front does not listen on the link any more") from None
-
-
-def _yield_to_callers() -> None:
-    """On cores that they share, the front and those who call it go before this process; it loses nothing by that."""
-    # Linux weighs sessions against each other before it weighs what is in them (autogroup, man 7 sched), so niceness
-    # would count only against processes of the same session.
-    with suppress(OSError):
-        os.setsid()
-    for _ in range(_AUTOGROUP_TRIES):
-        try:
-            Path("/proc/self/autogroup").write_text(str(NICENESS))
-        except BlockingIOError:  # one change in a tenth of a second, over all processes
-            time.sleep(_AUTOGROUP_PAUSE_SECONDS)
-            continue
-        except OSError:  # a kernel without it
-            pass
-        return
 
 
 def _prepare_environment() -> None:
