@@ -112,6 +112,8 @@ class Preparation:
         self._waiting: list[tuple[tuple[int, int, int], Computation]] = []
         """What was measured and waits for space. Those without a clock do not wait any more."""
         self._space_clocks: dict[int, Timer] = {}
+        self._measured: list[_Job] = []
+        """What was measured since the last pump: its worker goes on with it unless it is told otherwise."""
         self._workers: dict[int, deque[_Job]] = {}
         self._worker_clocks: dict[int, Timer] = {}
         self._stopping: set[int] = set()
@@ -135,6 +137,7 @@ class Preparation:
     def pump(self, now: float) -> None:
         """Starts what can start: grants space, and gives items to workers with a free place."""
         self._grant_space()
+        self._take_back_what_has_no_space()
         if not self._workers and self._alone is None and self._queue.peek() is not None:
             self._alone = self._timers.at(now + self._space_seconds, self._workers_overdue)
         for worker, jobs in self._workers.items():
@@ -205,10 +208,7 @@ class Preparation:
         if computation.ended:
             return
         self._wait_for_space(computation, now)
-        self._grant_space()
-        if computation.input_offset is None and not job.taken_back:
-            job.taken_back = True
-            self._hands.drop(worker, key)
+        self._measured.append(job)
 
     def prepared(self, worker: int, key: int, prepare_seconds: float, now: float) -> None:
         """A worker has written an item's input."""
@@ -260,6 +260,13 @@ class Preparation:
         self._hands.prepare(worker, computation.key, computation.item, computation.files, measure_only)
         if computation.input_offset is not None:
             self._hands.grant(worker, computation.key, computation.input_offset)
+
+    def _take_back_what_has_no_space(self) -> None:
+        for job in self._measured:
+            if job.computation.key in self._space_clocks and not job.taken_back:
+                job.taken_back = True
+                self._hands.drop(job.worker, job.computation.key)
+        self._measured.clear()
 
     def _take_back(self, computation: Computation) -> None:
         """No worker has it any more, and it is not prepared."""

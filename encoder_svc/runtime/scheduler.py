@@ -101,7 +101,8 @@ class Scheduler:
         engines = self.encoding.engines
         busy = sum(engine.busy.at(now) for engine in engines) / len(engines)
         waiting = self.admission.patches / self._room
-        return LoadFigures(max(busy + waiting, _LEAST_UTILIZATION), self.admission.rate(now))
+        utilization = max(busy + waiting, _LEAST_UTILIZATION)
+        return LoadFigures(utilization, self.admission.rate(now), self.admission.patches)
 
     # What callers ask.
 

@@ -42,6 +42,8 @@ class LoadFigures:
     those that the engines can hold at once. Above 1: parts wait. Never 0."""
     parts_per_second: float
     """Parts that end, as a mean over the last seconds."""
+    patches: int = 0
+    """The cost of all parts that have not ended: patches, and mel frames of sound."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import secrets
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import NamedTuple
 
 from encoder_svc.runtime import slot_header
@@ -18,7 +19,8 @@ from encoder_svc.runtime.allocator import ALIGNMENT, Allocator
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 _EVICTION_CANDIDATES = 8
-"""Runs that are looked at before one is evicted: around so many of the slots that were used least recently."""
+_EVICTION_LOOKS = 64
+"""So many runs are compared before one is evicted, around so many of the slots that were used least recently."""
 
 
 class ContentName(NamedTuple):
@@ -106,8 +108,8 @@ class SlotTable:
         self._by_name: dict[ContentName, Slot] = {}
         self._idle: OrderedDict[int, Slot] = OrderedDict()
         self._idle_ends: dict[int, Slot] = {}
-        self._hopeless_bytes: int | None = None
-        """So much was looked for in vain, and nothing has come free or become idle since."""
+        self._held = Allocator(len(arena))
+        """What is reserved or leased: all else is free or can be evicted, and what lies together is one gap here."""
         self.reserved_bytes = 0
         self.leased_bytes = 0
         self.cached_bytes = 0
@@ -135,15 +137,14 @@ class SlotTable:
     def reserve(self, nbytes: int) -> Slot | None:
         """Takes a slot for a payload of ``nbytes``, evicting cached ones if need be; None: there is no space."""
         wanted = nbytes + slot_header.SIZE
-        if self._hopeless_bytes is not None and wanted >= self._hopeless_bytes:
-            # Whoever waits for space asks again whenever anything has happened.
+        if wanted > self._held.largest_gap:
             return None
         offset = self._allocator.allocate(wanted)
-        if offset is None and self._evict_run(wanted):
-            offset = self._allocator.allocate(wanted)
         if offset is None:
-            self._hopeless_bytes = wanted
-            return None
+            self._evict_run(wanted)
+            offset = self._allocator.allocate(wanted)
+            assert offset is not None, "what can be evicted makes room"
+        self._held.take(offset, wanted)
         self._generation += 1
         slot = Slot(self._generation, self._engine, offset, nbytes)
         slot_header.close_slot(self._arena, offset)
@@ -173,7 +174,8 @@ class SlotTable:
         assert slot.state is SlotState.FILLED
         if slot.leases == 0:
             self.leased_bytes += slot.nbytes
-            self._leave_idle(slot)
+            if self._leave_idle(slot):
+                self._held.take(slot.offset, slot.end - slot.offset)
         slot.leases += 1
 
     def unlease(self, slot: Slot) -> None:
@@ -193,7 +195,7 @@ class SlotTable:
         if slot.offset in self._idle:
             self._idle.move_to_end(slot.offset)
         else:
-            self._hopeless_bytes = None
+            self._held.free(slot.offset)
             self._idle[slot.offset] = slot
             self._idle_ends[slot.end] = slot
             self.cached_bytes += slot.nbytes
@@ -221,45 +223,42 @@ class SlotTable:
         self._move(slot, SlotState.FREE)
         if was_reserved:
             self.reserved_bytes -= slot.nbytes
-        self._leave_idle(slot)
+        if not self._leave_idle(slot):
+            self._held.free(slot.offset)
         if slot.name is not None and self._by_name.get(slot.name) is slot:
             del self._by_name[slot.name]
         slot.name = None
         slot_header.close_slot(self._arena, slot.offset)
         self._allocator.free(slot.offset)
-        self._hopeless_bytes = None
         del self._live[slot.offset]
 
-    def _leave_idle(self, slot: Slot) -> None:
-        if self._idle.get(slot.offset) is slot:
-            del self._idle[slot.offset]
-            del self._idle_ends[slot.end]
-            self.cached_bytes -= slot.nbytes
+    def _leave_idle(self, slot: Slot) -> bool:
+        """Returns whether it was idle."""
+        if self._idle.get(slot.offset) is not slot:
+            return False
+        del self._idle[slot.offset]
+        del self._idle_ends[slot.end]
+        self.cached_bytes -= slot.nbytes
+        return True
 
-    def _evict_run(self, wanted: int) -> bool:
-        """Frees the cheapest run of idle slots that makes a gap of ``wanted`` bytes."""
+    def _evict_run(self, wanted: int) -> None:
+        """Frees the cheapest run of idle slots that makes a gap of ``wanted`` bytes. There must be one."""
         runs: list[deque[Slot]] = []
-        hopeless: set[int] = set()
-        for slot in self._idle.values():
-            if slot.offset in hopeless:
-                continue
-            run, fits = self._run_around(slot, wanted)
-            if fits:
-                runs.append(run)
+        for slot in islice(self._idle.values(), _EVICTION_LOOKS):
+            if self._held.gap_around(slot.offset) >= wanted:
+                runs.append(self._run_around(slot, wanted))
                 if len(runs) == _EVICTION_CANDIDATES:
                     break
-            else:
-                # All of them have the same neighbours: none of them needs another look.
-                hopeless.update(member.offset for member in run)
         if not runs:
-            return False
+            # Those that were used least recently lie apart.
+            start = self._held.best_gap(wanted)
+            runs.append(self._run_around(self._idle[start + self._allocator.gap_after(start)], wanted))
         for slot in min(runs, key=lambda run: sum(member.nbytes for member in run)):
             self.evictions += 1
             self.free(slot)
-        return True
 
-    def _run_around(self, slot: Slot, wanted: int) -> tuple[deque[Slot], bool]:
-        """``slot`` and idle neighbours of it, with the gaps between them; and whether they make room together."""
+    def _run_around(self, slot: Slot, wanted: int) -> deque[Slot]:
+        """``slot`` and those idle neighbours of it that it takes, with the gaps between them, to make room."""
         run = deque([slot])
         start, end = self._gap_start(slot), self._gap_end(slot)
         while end - start < wanted:
@@ -267,17 +266,16 @@ class SlotTable:
             if after is not None and (before is None or after.nbytes <= before.nbytes):
                 run.append(after)
                 end = self._gap_end(after)
-            elif before is not None:
+            else:
+                assert before is not None, "there is room"
                 run.appendleft(before)
                 start = self._gap_start(before)
-            else:
-                return run, False
         # One that came late may be so large that those which came early are not needed.
         while len(run) > 1 and self._gap_end(run[-1]) - self._gap_start(run[1]) >= wanted:
             run.popleft()
         while len(run) > 1 and self._gap_end(run[-2]) - self._gap_start(run[0]) >= wanted:
             run.pop()
-        return run, True
+        return run
 
     def _gap_start(self, slot: Slot) -> int:
         """Where the free memory before a slot begins."""

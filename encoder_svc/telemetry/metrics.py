@@ -36,6 +36,7 @@ class Metrics:
         self.utilization = self._gauge(
             "utilization", "Share of time that engines are busy, plus what waits over what they hold at once."
         )
+        self.patches = self._gauge("patches", "Patches (mel frames of sound) of parts that have not ended.")
         self.leases = self._gauge("leases", "Leases that are alive.")
         self.loop_lag = self._gauge("loop_lag_seconds", "Greatest delay of the event loop in the last seconds.")
         self.part_seconds = self._histogram("part_seconds", "From a part's admission to its end.", _SECONDS, "state")
@@ -88,6 +89,7 @@ class Metrics:
     def observe(self, info: GetServerInfoResponse, figures: LoadFigures) -> None:
         """Sets the gauges. Called on the event loop now and then: the thread that serves metrics must not ask."""
         self.utilization.set(figures.utilization)
+        self.patches.set(figures.patches)
         self.live_requests.set(info.load.requests)
         self.live_parts.clear()
         for state, count in info.load.parts.items():

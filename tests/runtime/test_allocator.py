@@ -40,10 +40,24 @@ def test_places_are_aligned_apart_and_the_best_fit(size: int, steps: list[int]) 
             assert got % ALIGNMENT == 0
             taken[got] = wanted
         assert allocator.free_bytes == allocator.size - sum(taken.values())
+        left = gaps(allocator.size, taken)
+        assert allocator.largest_gap == max((length for _, length in left), default=0)
+        for start, length in left:
+            assert {allocator.gap_around(offset) for offset in range(start, start + length, ALIGNMENT)} == {length}
     for offset in taken:
         allocator.free(offset)
     assert allocator.free_bytes == allocator.size
     assert allocator.allocate(allocator.size) == 0, "all gaps have merged"
+
+
+def test_a_place_is_taken_where_it_is_asked_for() -> None:
+    allocator = Allocator(256)
+    allocator.take(64, 1)
+    assert (allocator.gap_around(0), allocator.gap_around(192), allocator.best_gap(65)) == (64, 128, 128)
+    with pytest.raises(AssertionError):
+        allocator.take(128, 129)
+    allocator.free(64)
+    assert allocator.largest_gap == 256
 
 
 def test_neighbours_merge_on_both_sides() -> None:

@@ -12,6 +12,7 @@ from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime import canary
 from encoder_svc.runtime.requests import Request
 from encoder_svc.runtime.slots import SlotState
+from epd.encoder.v1.encoder_service_pb2 import EngineState
 from epd.encoder.v1.media_pb2 import Modality
 from epd.internal.v1.media_worker_pb2 import Tower
 from tests.runtime.recording_hands import Brain, digest_of, encode_command
@@ -86,6 +87,29 @@ def test_f06_f08_an_engine_whose_canary_fails_is_not_ready_until_it_encodes_well
     assert len(canaries(brain)) == 1, "it is tried again soon"
     sing(brain)
     assert brain.scheduler.ready
+
+
+def test_f08_what_is_told_of_an_engine_is_true() -> None:
+    brain = Brain(started=False)
+    (engine,) = brain.engines
+    told = [engine.state]
+    brain.scheduler.engine_lost(0, brain.now)
+    told.append(engine.state)
+    brain.scheduler.engine_starting(0)
+    told.append(engine.state)
+    brain.revive_engine()
+    brain.scheduler.media_worker_ready(0, brain.now)
+    told.append(engine.state)
+    brain.advance(100.0)
+    brain.scheduler.canary.start(brain.now)
+    sing(brain, reason=Reason.FORWARD_FAILED)
+    told.append(engine.state)
+    brain.ready_part(encode_command(receivers=()))
+    told.append(engine.state)
+    brain.lose_engine()
+    told.append(engine.state)
+    names = [EngineState.Name(state).removeprefix("ENGINE_STATE_") for state in told]
+    assert names == ["STARTING", "DOWN", "STARTING", "READY", "FAILING", "READY", "DOWN"]
 
 
 def test_a_good_forward_of_anybody_makes_it_ready_again() -> None:

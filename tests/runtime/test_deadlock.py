@@ -221,7 +221,7 @@ def play(prompts: list[list[tuple[int, int]]], chance: Random) -> World:
     engines=st.integers(1, 2),
     chance=st.randoms(use_true_random=False),
 )
-def test_nothing_waits_in_a_circle(prompts: list[list[tuple[int, int]]], engines: int, chance: Random) -> None:
+def test_f38_nothing_waits_in_a_circle(prompts: list[list[tuple[int, int]]], engines: int, chance: Random) -> None:
     """No limit of time runs out here, and still all that was not cancelled is made and read."""
     world = World(2, ENDLESS, pool=1 << 30, engines=engines)
     for number, parts in enumerate(prompts):

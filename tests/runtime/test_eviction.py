@@ -200,34 +200,40 @@ def test_what_was_looked_for_in_vain_is_found_when_a_reader_has_gone() -> None:
     assert arena.reserve(2 * UNIT - 64) is not None
 
 
-def test_the_search_for_a_run_is_bounded() -> None:
-    """Every idle slot is looked at a bounded number of times, also when nothing is found: counted, not timed."""
-    steps = Counter[str]()
+class Counted(dict[int, Slot]):
+    """Counts how often it is asked."""
 
-    class Counted(dict[int, Slot]):
-        def get(self, key: int, default: Slot | None = None) -> Slot | None:  # type: ignore[override] # of a dict
-            steps["looks"] += 1
-            return super().get(key, default)
+    looks = 0
 
-    per_slot = {}
-    for count in (100, 200, 400):
-        table = SlotTable(0, memoryview(bytearray((count + 1) * UNIT)))
+    def get(self, key: int, default: Slot | None = None) -> Slot | None:  # type: ignore[override] # of a dict
+        self.looks += 1
+        return super().get(key, default)
+
+
+def counted(table: SlotTable) -> Counted:
+    """Counts from now on how many slots the search for a run looks at."""
+    found = table._idle_ends = Counted(table._idle_ends)
+    return found
+
+
+def test_the_search_for_a_run_looks_at_no_more_than_it_needs() -> None:
+    for count in (100, 400):
+        arena = Arena((count + 1) * UNIT)
         for number in range(count + 1):
-            slot = table.reserve(1)
-            assert slot is not None
-            table.fill(slot, layout(), 1, name_of(number))
-            if number == count // 2:
-                table.lease(slot)
-            else:
-                table.settle(slot)
-        table._idle_ends = Counted(table._idle_ends)
-        steps.clear()
-        assert table.reserve((count // 2 + 1) * UNIT) is None
-        per_slot[count] = steps["looks"] / count
-        for _ in range(100):
-            assert table.reserve((count // 2 + 1) * UNIT) is None
-        assert steps["looks"] / count == per_slot[count], "who asks again is answered without another look"
-        assert table.reserve((count // 2) * UNIT - 64) is not None
-        per_slot[count] += steps["looks"] / count
-    assert max(per_slot.values()) <= 2 + slots_module._EVICTION_CANDIDATES
-    assert per_slot[400] <= 1.5 * per_slot[100]
+            arena.keep(1, leased=number == count // 2)
+        looks = counted(arena.table)
+        assert arena.table.reserve((count // 2 + 1) * UNIT) is None
+        assert looks.looks == 0, "that there is no room is known without a search"
+        assert arena.table.reserve((count // 2) * UNIT - 64) is not None
+        assert looks.looks <= slots_module._EVICTION_CANDIDATES * count // 2
+
+
+def test_a_run_is_found_at_once_among_many_slots_that_lie_apart() -> None:
+    arena = Arena(206 * UNIT)
+    for number in range(200):
+        arena.keep(1, leased=number % 2 == 0)
+    for _ in range(6):
+        arena.keep(1)
+    looks = counted(arena.table)
+    assert arena.reserve(4 * UNIT - 64) is not None
+    assert looks.looks <= 8

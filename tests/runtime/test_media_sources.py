@@ -173,6 +173,23 @@ async def test_f06_f21_a_fault_that_nobody_foresaw_ends_the_part_and_tells_nothi
     assert setting.changes == 1
 
 
+@pytest.mark.parametrize("size", [1, AT_ONCE + 1])
+async def test_f06_f21_media_that_the_scheduler_stumbles_over_end_their_part(
+    setting: Setting, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    def stumbles(*_: object) -> None:
+        raise ZeroDivisionError("secret state")
+
+    monkeypatch.setattr(setting.told, "sourced", stumbles)
+    with caplog.at_level(logging.ERROR):
+        setting.bring(1, bytes(size))
+        await eventually(lambda: 1 in setting.told.errors)
+    assert setting.told.errors[1].reason is Reason.INTERNAL
+    assert "secret" not in setting.told.errors[1].message
+    assert caplog.records[-1].exc_info is not None
+    await eventually(lambda: setting.idle)
+
+
 async def test_what_is_not_wanted_is_given_up(setting: Setting) -> None:
     setting.bring(1)
     setting.bring(2)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime import slot_header
 from encoder_svc.runtime.commands import CancelCommand, EncodeCommand, ItemCommand
+from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.events import Accepted, ChunkEvent, Completed, PartCancelled
 from encoder_svc.runtime.leases import LeaseState
 from encoder_svc.runtime.parts import PartState
@@ -555,6 +557,22 @@ def test_load_is_what_waits_and_how_busy_the_engines_were_and_never_0() -> None:
     assert load.parts_per_second > 0
     brain.now += 1e6
     assert 0 < brain.scheduler.load(brain.now).utilization <= 0.001
+
+
+def test_f06_a_request_that_the_scheduler_stumbles_over_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    brain = Brain()
+    begin = brain.scheduler.store.begin
+
+    def stumbles_over_the_second(item: MediaItem, *arguments: Any) -> Computation:
+        if item.part_idx:
+            raise ZeroDivisionError
+        return begin(item, *arguments)
+
+    monkeypatch.setattr(brain.scheduler.store, "begin", stumbles_over_the_second)
+    with pytest.raises(ZeroDivisionError):
+        brain.submit(encode_command(parts=range(3)))
+    brain.run_all()
+    brain.assert_empty()
 
 
 def test_what_is_counted_is_what_happened() -> None:
