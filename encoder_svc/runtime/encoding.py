@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -12,7 +11,8 @@ from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.engine_table import Batch, Engine
 from encoder_svc.runtime.parts import PartState
-from encoder_svc.runtime.timers import Timer, Timers
+from encoder_svc.runtime.placement import Placement
+from encoder_svc.runtime.timers import Timers
 from epd.internal.v1.engine_pb2 import BatchDone, BatchItem, EngineReady, ItemResult
 
 _LATE_FACTOR = 4.0
@@ -99,9 +99,7 @@ class Encoding:
         self._timers = timers
         self._listener = listener
         self._batch_ids = count(1)
-        self._waiting: list[tuple[tuple[int, int, int], Computation]] = []
-        self._ended_waiting = 0
-        self._clocks: dict[int, Timer] = {}
+        self._placement = Placement(self.engines, space_seconds, timers, self._space_overdue)
 
     @property
     def ready(self) -> bool:
@@ -114,16 +112,16 @@ class Encoding:
         return max(engine.slots.capacity for engine in self.engines)
 
     def enqueue(self, computation: Computation, now: float) -> None:
-        """Takes a PREPARED computation; it waits for a slot, oldest prompt first."""
-        heapq.heappush(self._waiting, (computation.place, computation))
-        self._clocks[computation.key] = self._timers.at(
-            now + self._space_seconds, lambda at: self._space_overdue(computation, at)
-        )
+        """Takes a PREPARED computation; it waits for a slot."""
+        self._placement.enqueue(computation, now)
+
+    def discard(self, computation: Computation) -> None:
+        """It has ended while it was PREPARED."""
+        self._placement.discard(computation)
 
     def pump(self, now: float) -> None:
         """Starts what can start: gives slots, and batches to engines with a free place."""
-        if self._grant_slots():
-            self._relieve_late_engines()
+        self._placement.pump()
         for engine in self.engines:
             while engine.ready and not engine.late and len(engine.batches) < self._batches_ahead:
                 running_until = engine.running_until()
@@ -152,21 +150,6 @@ class Encoding:
             engine.alarm.cancel()
         engine.alarm = self._timers.at(due, lambda _: None)
 
-    def discard(self, computation: Computation) -> None:
-        """It has ended while it was PREPARED: it is in no batch."""
-        self._stop_clock(computation)
-        if computation.slot is not None:
-            engine = self.engines[computation.engine]
-            engine.batcher.discard(computation)
-            self._leave_slot(engine, computation)
-            return
-        self._ended_waiting += 1
-        if self._ended_waiting > max(256, len(self._waiting) // 2):
-            # Cancels must not let the heap grow while its oldest item waits for space.
-            self._waiting = [entry for entry in self._waiting if not entry[-1].ended]
-            heapq.heapify(self._waiting)
-            self._ended_waiting = 0
-
     def engine_starting(self, index: int) -> None:
         """The process of an engine runs."""
         self.engines[index].starting = True
@@ -186,7 +169,7 @@ class Encoding:
         engine.starting = engine.late = False
         engine.busy.tell(False, now)
         for item in engine.batcher.drain():
-            self._leave_slot(engine, item)
+            engine.leave_slot(item)
             self.enqueue(item, now)
         batches, engine.batches = list(engine.batches.values()), {}
         for place, batch in enumerate(batches):
@@ -194,7 +177,7 @@ class Encoding:
             ran = batch.started or place == 0
             self._end_batch(engine, batch)
             for item in batch.items:
-                self._leave_slot(engine, item)
+                engine.leave_slot(item)
                 if item.ended:
                     self._listener.input_free(item)
                     continue
@@ -232,7 +215,7 @@ class Encoding:
                 engine.last_good = now
                 engine.failing = False
             if item.ended or error is not None:
-                self._leave_slot(engine, item)
+                engine.leave_slot(item)
             else:
                 engine.patches[item.tower] -= item.patches
             if item.ended:
@@ -283,101 +266,7 @@ class Encoding:
         )
         self._listener.encoded(encoded, now)
 
-    def _grant_slots(self) -> bool:
-        """Gives slots to the oldest prompt first; nobody younger may take while it waits.
-
-        Returns:
-            Whether all have one now but those that wait for one engine only.
-        """
-        aside = []
-        while self._waiting:
-            computation = self._waiting[0][-1]
-            if not computation.ended and not self._grant_slot(computation):
-                if computation.pinned_engine is None:
-                    break
-                # It waits for one engine, which may be dead: that must not hold up what others can do.
-                aside.append(self._waiting[0])
-            heapq.heappop(self._waiting)
-        all_have = not self._waiting
-        for entry in aside:
-            heapq.heappush(self._waiting, entry)
-        return all_have
-
-    def _grant_slot(self, computation: Computation) -> bool:
-        pinned = computation.pinned_engine
-        ready = [engine for engine in self.engines if engine.ready and pinned in (None, engine.index)]
-        if self._place(computation, [engine for engine in ready if not engine.late] or ready):
-            self._stop_clock(computation)
-            return True
-        return False
-
-    def _place(self, computation: Computation, engines: Sequence[Engine]) -> bool:
-        """Gives an item a slot of the engine with the least to do, and queues it there."""
-        assert computation.layout is not None
-        for engine in sorted(engines, key=lambda engine: (engine.failing, engine.load)):
-            slot = engine.slots.reserve(computation.layout.nbytes)
-            if slot is not None:
-                computation.slot, computation.engine = slot, engine.index
-                engine.patches[computation.tower] += computation.patches
-                engine.batcher.push(computation)
-                return True
-        return False
-
-    def _relieve_late_engines(self) -> None:
-        """What waits behind a batch that takes far longer than usual goes to other engines that have room for it."""
-        if not any(engine.late for engine in self.engines):
-            return
-        others = [engine for engine in self.engines if engine.ready and not engine.late and not engine.failing]
-        for engine in self.engines:
-            if engine.late and others:
-                for item in engine.batcher.waiting():
-                    self._move_waiting(engine, item, others)
-                for batch in list(engine.batches.values())[1:]:
-                    for item in list(batch.items):
-                        self._move_sent(engine, batch, item, others)
-
-    def _move_waiting(self, engine: Engine, item: Computation, others: Sequence[Engine]) -> None:
-        slot = item.slot
-        assert slot is not None
-        if item.pinned_engine is None and self._place(item, others):
-            engine.batcher.discard(item)
-            engine.patches[item.tower] -= item.patches
-            engine.slots.free(slot)
-
-    def _move_sent(self, engine: Engine, batch: Batch, item: Computation, others: Sequence[Engine]) -> None:
-        """Moves an item whose batch the engine has, but has not begun.
-
-        The engine will run it all the same. Nobody will look at what it makes of it, so it may even find another input
-        there by then; but it will write the slot.
-        """
-        slot = item.slot
-        assert slot is not None
-        if item.ended or item.pinned_engine is not None:
-            return
-        item.move(PartState.PREPARED)
-        if self._place(item, others):
-            batch.items.remove(item)
-            batch.given_up.append(slot)
-            engine.patches[item.tower] -= item.patches
-        else:
-            item.move(PartState.ENCODING)
-
-    def _leave_slot(self, engine: Engine, computation: Computation) -> None:
-        """Takes an item from an engine."""
-        if computation.slot is not None:
-            engine.patches[computation.tower] -= computation.patches
-            engine.slots.free(computation.slot)
-            computation.slot = None
-
-    def _stop_clock(self, computation: Computation) -> None:
-        clock = self._clocks.pop(computation.key, None)
-        if clock is not None:
-            clock.cancel()
-
     def _space_overdue(self, computation: Computation, now: float) -> None:
-        self._clocks.pop(computation.key, None)
-        if computation.ended:
-            return
         waited = f"{self._space_seconds:g} s"
         if self.ready:
             message = f"no space for the embedding came free in {waited}; release leases sooner, or try again later"

@@ -82,6 +82,13 @@ class Engine:
         """What it has been given and has not done, in full batches."""
         return sum(patches / self.batcher.budgets[tower] for tower, patches in self.patches.items())
 
+    def leave_slot(self, computation: Computation) -> None:
+        """It has an item no more, and the item's slot is free."""
+        if computation.slot is not None:
+            self.patches[computation.tower] -= computation.patches
+            self.slots.free(computation.slot)
+            computation.slot = None
+
     def running_until(self) -> float | None:
         """When it is expected to have done all its batches; None: it is idle. Unknown speeds are taken for infinite."""
         if not self.batches:

@@ -23,11 +23,11 @@ class PartState(StrEnum):
     FETCHING = "fetching"
     """Its media are being fetched and hashed."""
     QUEUED = "queued"
-    """It waits for a media worker."""
+    """It waits for a media worker; or it is measured, and waits for space for its input."""
     PREPARING = "preparing"
-    """A media worker has it."""
+    """A media worker has it, which measures it first: then LAYOUT is told."""
     PREPARED = "prepared"
-    """Its input is in the input arena; it waits for a slot and a batch. LAYOUT has been told."""
+    """Its input is in the input arena; it waits for a slot and a batch."""
     ENCODING = "encoding"
     """An engine has it."""
     READY = "ready"
@@ -44,7 +44,7 @@ TRANSITIONS: dict[PartState, frozenset[PartState]] = {
     # READY at once: the content was in the cache.
     PartState.FETCHING: _ALWAYS | {PartState.QUEUED, PartState.READY},
     PartState.QUEUED: _ALWAYS | {PartState.PREPARING},
-    # Back: its worker died before it was this part's turn.
+    # Back: its worker died before it was this part's turn, or there is no space for its input now.
     PartState.PREPARING: _ALWAYS | {PartState.PREPARED, PartState.QUEUED},
     PartState.PREPARED: _ALWAYS | {PartState.ENCODING},
     # Back: its engine died before or during the forward; the input is still there.

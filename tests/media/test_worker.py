@@ -176,6 +176,17 @@ def test_an_item_is_dropped_while_it_waits_for_space(worker: Child[MediaReport])
     assert_serves(worker)
 
 
+def test_an_item_is_only_measured_and_then_prepared_when_it_comes_again(worker: Child[MediaReport]) -> None:
+    item = MediaItem(modality=Modality.MODALITY_IMAGE)
+    worker.send(MediaCommand(prepare=Prepare(part=1, item=item, measure_only=True)), picture(60, 60))
+    prepare(worker, 2, picture(60, 60))
+    measured = expect_measured(worker, 1)
+    assert worker.receive_kind("failed").failed.reason == "DROPPED"
+    grant(worker, 2, 0)
+    assert expect_measured(worker, 2).input == measured.input
+    assert worker.receive_kind("prepared").prepared.part == 2
+
+
 def test_an_item_is_dropped_before_it_is_begun(worker: Child[MediaReport]) -> None:
     with held(worker):
         prepare(worker, 21, picture(56, 56))

@@ -233,7 +233,7 @@ def test_cancels_do_not_let_the_queue_for_slots_grow() -> None:
         brain.submit(encode_command("gone", prompt_id="p2"))
         brain.prepare_all(nbytes=64)
         brain.scheduler.abandon(brain.request, brain.now)
-    assert len(brain.scheduler.encoding._waiting) <= 300
+    assert len(brain.scheduler.encoding._placement._waiting) <= 300
 
 
 @pytest.mark.parametrize("reason", [Reason.FORWARD_FAILED, Reason.OUTPUT_NOT_FINITE, Reason.OUT_OF_MEMORY])
