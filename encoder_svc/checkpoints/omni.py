@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from encoder_svc.checkpoints.audio_config import audio_encoder, feature_extractor
 from encoder_svc.checkpoints.language_config import architecture, experts, language
+from encoder_svc.checkpoints.qwen_vl import deepstack, vision3
 from encoder_svc.checkpoints.recipe import Json, Recipe, Vocabulary, chat_ml
 from encoder_svc.checkpoints.sizes import Sizes
 
@@ -120,7 +121,6 @@ def _qwen2_5_omni(sizes: Sizes, words: Vocabulary) -> Json:
 
 def _qwen3_omni_moe(sizes: Sizes, words: Vocabulary) -> Json:
     ids = words.ids
-    step = sizes.tower_layers // 3
     return {
         **architecture("Qwen3OmniMoeForConditionalGeneration", "qwen3_omni_moe"),
         "enable_audio_output": False,
@@ -159,21 +159,7 @@ def _qwen3_omni_moe(sizes: Sizes, words: Vocabulary) -> Json:
                 **experts(sizes),
                 num_hidden_layers=max(sizes.layers, 4),
             ),
-            "vision_config": {
-                "model_type": "qwen3_omni_moe_vision_encoder",
-                "deepstack_visual_indexes": [step - 1, 2 * step - 1, 3 * step - 1],
-                "depth": sizes.tower_layers,
-                "hidden_act": "gelu_pytorch_tanh",
-                "hidden_size": sizes.tower_hidden,
-                "in_channels": 3,
-                "intermediate_size": sizes.tower_intermediate,
-                "num_heads": sizes.tower_heads,
-                "num_position_embeddings": 576,
-                "out_hidden_size": sizes.hidden,
-                "patch_size": 16,
-                "spatial_merge_size": 2,
-                "temporal_patch_size": 2,
-            },
+            "vision_config": vision3(sizes, "qwen3_omni_moe_vision_encoder", deepstack_visual_indexes=deepstack(sizes)),
         },
     }
 

@@ -84,7 +84,8 @@ def _qwen2_vl(sizes: Sizes, words: Vocabulary) -> Json:
     }
 
 
-def _vision3(sizes: Sizes, model_type: str, **more: Any) -> Json:
+def vision3(sizes: Sizes, model_type: str, **more: Any) -> Json:
+    """A vision encoder as Qwen3-VL's kin have it."""
     return {
         "model_type": model_type,
         "depth": sizes.tower_layers,
@@ -102,7 +103,7 @@ def _vision3(sizes: Sizes, model_type: str, **more: Any) -> Json:
     }
 
 
-def _deepstack(sizes: Sizes) -> list[int]:
+def deepstack(sizes: Sizes) -> list[int]:
     """Three blocks of the tower; the language model has at least as many layers."""
     step = sizes.tower_layers // 3
     return [step - 1, 2 * step - 1, 3 * step - 1]
@@ -123,7 +124,7 @@ def _qwen3_vl(sizes: Sizes, words: Vocabulary) -> Json:
         "text_config": language(
             "qwen3_vl_text", sizes, words, rope_scaling=_mrope3(), rope_theta=5000000, **_deeper(sizes)
         ),
-        "vision_config": _vision3(sizes, "qwen3_vl", deepstack_visual_indexes=_deepstack(sizes)),
+        "vision_config": vision3(sizes, "qwen3_vl", deepstack_visual_indexes=deepstack(sizes)),
     }
 
 
@@ -140,7 +141,7 @@ def _qwen3_vl_moe(sizes: Sizes, words: Vocabulary) -> Json:
             **experts(sizes),
             **_deeper(sizes),
         ),
-        "vision_config": _vision3(sizes, "qwen3_vl_moe", deepstack_visual_indexes=_deepstack(sizes)),
+        "vision_config": vision3(sizes, "qwen3_vl_moe", deepstack_visual_indexes=deepstack(sizes)),
     }
 
 
@@ -169,7 +170,7 @@ def _qwen3_5(sizes: Sizes, words: Vocabulary) -> Json:
             },
             **_deeper(sizes),
         ),
-        "vision_config": _vision3(sizes, "qwen3_5", deepstack_visual_indexes=[]),
+        "vision_config": vision3(sizes, "qwen3_5", deepstack_visual_indexes=[]),
     }
 
 

@@ -6,7 +6,7 @@ A family's row says which media to encode and how its reference in transformers 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,6 @@ class FamilyCase:
     """Largest difference in float32."""
     language: bool = True
     """The checkpoint has a language side."""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """Of the family's own tests."""
 
 
 def prepare(adapter: Adapter, medium: Medium) -> Prepared:
