@@ -29,23 +29,23 @@ class ScriptedEncoder(EncoderServiceServicer):
         self.release_failures = 0
         self.releases: list[list[pb.LeaseRelease]] = []
         self.fetches = 0
-        self.hang: asyncio.Event | None = None
-        self.cancelled = asyncio.Event()
+        self.hang = False
+        """The call never completes: only a cancel ends it."""
+        self.ended = asyncio.Event()
         self.released = asyncio.Event()
         self.target = ""
 
     async def Encode(  # noqa: N802 # the name of the call
         self, request: pb.EncodeRequest, context: Any
     ) -> AsyncIterator[pb.EncodeResponse]:
+        # A cancel may come while a message is on its way: then it is not raised in here.
+        context.add_done_callback(lambda _: self.ended.set())
         accepted = pb.Accepted(request_id="r", prompt_id="p", num_parts=len(request.items))
         accepted.encoder.instance_id, accepted.encoder.grpc_target = "1" * 32, self.target
         yield pb.EncodeResponse(events=[pb.Event(accepted=accepted)])
         yield pb.EncodeResponse(events=[pb.Event(chunk=chunk) for chunk in self.chunks])
-        if self.hang is not None:
-            try:
-                await self.hang.wait()
-            finally:
-                self.cancelled.set()
+        if self.hang:
+            await asyncio.Event().wait()
         yield pb.EncodeResponse(events=[pb.Event(complete=pb.Complete(ready=len(request.items)))])
 
     async def Fetch(  # noqa: N802 # the name of the call

@@ -188,18 +188,18 @@ async def test_a_complete_without_its_parts_is_noticed() -> None:
 
 async def test_f27_leaving_the_call_cancels_it() -> None:
     encoder = ScriptedEncoder([layout()])
-    encoder.hang = asyncio.Event()
+    encoder.hang = True
     async with connected(encoder) as client:
         async with client.encode([image(b"file")]) as call:
             async for _ in call:
                 break
         async with asyncio.timeout(10):
-            await encoder.cancelled.wait()
+            await encoder.ended.wait()
 
 
 async def test_leaving_while_embeddings_are_awaited_lets_everything_go() -> None:
     encoder = ScriptedEncoder([layout(40, 8, 0, 2), layout(40, 8, 1, 2), ready(DATA, 0, 2)], payload=DATA.tobytes)
-    encoder.hang = asyncio.Event()
+    encoder.hang = True
     async with connected(encoder) as client:
 
         async def run() -> None:
@@ -214,7 +214,7 @@ async def test_leaving_while_embeddings_are_awaited_lets_everything_go() -> None
             await task
         del task
         async with asyncio.timeout(10):
-            await encoder.cancelled.wait()
+            await encoder.ended.wait()
         gc.collect()
         assert client.pool.statistics.slots == 0
 
