@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Generic, TypeVar
 
-import zmq
-
+from encoder_svc.link_messages import PREFIX_BYTES, header, read_prefix
 from encoder_svc.shared_memory import SharedMemory
 from epd.internal.v1.engine_pb2 import EngineCommand, EngineReport
 from epd.internal.v1.media_worker_pb2 import MediaCommand, MediaReport
@@ -44,26 +43,25 @@ class Child(Generic[Report]):
         environment: Mapping[str, str] | None = None,
         stderr: IO[bytes] | None = None,
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="link-")
         self._reports: type[Report] = reports
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
-        self._socket.linger = 0
-        address = f"ipc://{self._folder.name}/link"
-        self._socket.bind(address)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, address],
-            pass_fds=[block.descriptor for block in memory],
-            stderr=stderr,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}),
-        )
+        self._socket, far = socket.socketpair()
+        with far:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, str(far.fileno())],
+                pass_fds=[far.fileno(), *(block.descriptor for block in memory)],
+                stderr=stderr,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}),
+            )
 
     def send(self, command: MediaCommand | EngineCommand, *files: bytes) -> None:
-        self._socket.send_multipart([command.SerializeToString(), *files])
+        envelope = command.SerializeToString()
+        self._socket.sendall(b"".join((header(envelope, files), envelope, *files)))
 
     def receive(self) -> Report:
-        assert self._socket.poll(PATIENCE_MILLISECONDS), "the child reports nothing"
-        report: Report = self._reports.FromString(self._socket.recv())
+        self._socket.settimeout(PATIENCE_MILLISECONDS / 1000)
+        envelope_bytes, files = read_prefix(self._read(PREFIX_BYTES))
+        assert files == 0, "reports have no files"
+        report: Report = self._reports.FromString(self._read(envelope_bytes))
         return report
 
     def receive_kind(self, kind: str) -> Report:
@@ -74,14 +72,20 @@ class Child(Generic[Report]):
 
     def silent(self, milliseconds: int = 0) -> bool:
         """No report is there."""
-        return not self._socket.poll(milliseconds)
+        return not select.select([self._socket], [], [], milliseconds / 1000)[0]
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         self._socket.close()
-        self._context.term()
-        self._folder.cleanup()
+
+    def _read(self, nbytes: int) -> bytes:
+        data = b""
+        while len(data) < nbytes:
+            more = self._socket.recv(nbytes - len(data))
+            assert more, "the child has ended"
+            data += more
+        return data
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from encoder_svc.child import without_collection
+from encoder_svc.child import FrontLink, without_collection
 from encoder_svc.errors import SetupError
 from encoder_svc.shared_memory import SharedMemory
 from epd.internal.v1.engine_pb2 import (
@@ -47,7 +47,7 @@ class ForwardThread(threading.Thread):
         configuration: what to load.
         input_arena: where the model's inputs are.
         arena: where the slots are.
-        connect: called once in the thread; gives what takes its reports. The end of the thread is told by None.
+        link: takes its reports, and is ended with the thread.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class ForwardThread(threading.Thread):
         configuration: ConfigureEngine,
         input_arena: SharedMemory,
         arena: SharedMemory,
-        connect: Callable[[], Callable[[EngineReport | None], None]],
+        link: FrontLink,
     ) -> None:
         super().__init__(name="forward", daemon=True)
         self._configuration = configuration
         self._input_arena = input_arena
         self._arena = arena
-        self._connect = connect
+        self._link = link
         self._batches: queue.SimpleQueue[RunBatch] = queue.SimpleQueue()
         self._loading = Loading()
 
@@ -71,22 +71,21 @@ class ForwardThread(threading.Thread):
 
     def run(self) -> None:
         """The thread. It ends only when the process must."""
-        self._report = self._connect()
         try:
             self._load_and_run()
         except SetupError as error:
-            self._report(EngineReport(child_failed=ChildFailed(message=str(error))))
+            self._link.send(EngineReport(child_failed=ChildFailed(message=str(error))))
         except Exception:
             log.exception("the engine ends")
         finally:
-            self._report(None)
+            self._link.end()
 
     def _load_and_run(self) -> None:
         asked = self._configuration
         with without_collection():
             engine = self._load(asked)
-        self._report(EngineReport(ready=engine.ready))
-        run_batches(engine.runner, self._batches, self._report)
+        self._link.send(EngineReport(ready=engine.ready))
+        run_batches(engine.runner, self._batches, self._link.send)
 
     def _load(self, asked: ConfigureEngine) -> LoadedEngine:
         # Heavy imports happen here: by now the process has said hello and its environment is set.
@@ -105,7 +104,7 @@ class ForwardThread(threading.Thread):
         if step == told.step and fraction < 1.0 and fraction - told.fraction < _VISIBLE_PROGRESS:
             return
         self._loading = Loading(step=step, fraction=fraction)
-        self._report(EngineReport(loading=self._loading))
+        self._link.send(EngineReport(loading=self._loading))
 
 
 def run_batches(runner: Runner, batches: queue.SimpleQueue[RunBatch], report: Callable[[EngineReport], None]) -> None:

@@ -1,29 +1,25 @@
 """The engine: a process that owns one device, encodes batches, and serves reads of its arena.
 
-``python -m encoder_svc.engine.process ADDRESS``, started by the front.
+``python -m encoder_svc.engine.process DESCRIPTOR``, started by the front.
 
-The main thread owns the link; the forward thread runs the batches. Reports of the second pass through the first::
+The main thread takes commands; the forward thread runs the batches and reports::
 
-    front ──RunBatch──► main ──queue──► forward thread
-          ◄──reports──       ◄──inproc──
+    front ──RunBatch──► main ──queue──► forward thread ──reports──► front
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NoReturn
 
-import zmq
-
-from encoder_svc.child import FrontLink, FrontLostError, attach_to_front
+from encoder_svc.child import FrontLink, attach_to_front
 from encoder_svc.engine.forward_thread import ForwardThread
 from encoder_svc.shared_memory import SharedMemory
 from encoder_svc.telemetry.logging import configure_logging
 from epd.internal.v1.engine_pb2 import ConfigureEngine, EngineCommand, EngineReport, SlotVerified, VerifySlot
 from epd.internal.v1.media_worker_pb2 import ChildHello
-
-_REPORTS = "inproc://reports"
 
 
 class Engine:
@@ -38,27 +34,13 @@ class Engine:
         self._link = link
         self._arena = SharedMemory(configuration.arena_fd, configuration.arena_bytes)
         input_arena = SharedMemory(configuration.input_arena_fd, configuration.input_arena_bytes)
-        self._reports: zmq.Socket[bytes] = link.context.socket(zmq.PAIR)
-        self._reports.set_hwm(0)
-        self._reports.bind(_REPORTS)
-        self._forward = ForwardThread(configuration, input_arena, self._arena, self._connect_reports)
+        self._forward = ForwardThread(configuration, input_arena, self._arena, link)
 
-    def run(self) -> None:
-        """Passes commands and reports on until the forward thread ends."""
+    def run(self) -> NoReturn:
+        """Takes commands until the forward thread ends the link."""
         self._forward.start()
-        poller = zmq.Poller()
-        poller.register(self._link.socket, zmq.POLLIN)
-        poller.register(self._reports, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll())
-            if self._reports in ready:
-                report = self._reports.recv()
-                if not report:
-                    break
-                self._link.socket.send(report)
-            if self._link.socket in ready:
-                self._take(self._link.receive(EngineCommand)[0])
-        self._reports.close(linger=0)
+            self._take(self._link.receive(EngineCommand)[0])
 
     def _take(self, command: EngineCommand) -> None:
         match command.WhichOneof("command"):
@@ -76,42 +58,20 @@ class Engine:
             query=question.query, checksum=slot_checksum(self._arena, question.payload_offset, question.nbytes)
         )
 
-    def _connect_reports(self) -> Callable[[EngineReport | None], None]:
-        """A ZeroMQ socket belongs to one thread: the forward thread makes its own."""
-        socket: zmq.Socket[bytes] = self._link.context.socket(zmq.PAIR)
-        socket.set_hwm(0)
-        socket.connect(_REPORTS)
 
-        def report(message: EngineReport | None) -> None:
-            socket.send(b"" if message is None else message.SerializeToString())
-            if message is None:
-                socket.close()
-
-        return report
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs an engine until the front ends it.
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Runs an engine until the front ends it, or it cannot start or go on: then with status 1.
 
     Args:
-        arguments: the address of the link.
-
-    Returns:
-        1: the engine could not start, or cannot go on.
+        arguments: the descriptor of the link.
     """
-    (address,) = arguments
-    try:
-        link = attach_to_front(address)
-    except FrontLostError as error:
-        print(f"engine: {error}", file=sys.stderr)  # noqa: T201 (there is no level to log at yet)
-        return 1
+    (descriptor,) = arguments
+    link = attach_to_front(descriptor)
     link.send(EngineReport(hello=ChildHello(pid=os.getpid())))
     configuration = link.receive(EngineCommand)[0].configure
     configure_logging(configuration.log_level or "info", "engine")
     Engine(link, configuration).run()
-    link.close()
-    return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """The media worker: a process that turns media files into a model's input, one at a time.
 
-``python -m encoder_svc.media.worker ADDRESS``, started by the front. It is a process because codecs crash and hang: one
-that does is the front's to kill, and costs one item.
+``python -m encoder_svc.media.worker DESCRIPTOR``, started by the front. It is a process because codecs crash and hang:
+one that does is the front's to kill, and costs one item.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from encoder_svc.child import FrontLostError, attach_to_front, without_collection
+from encoder_svc.child import attach_to_front, without_collection
 from encoder_svc.errors import SetupError
 from encoder_svc.telemetry.logging import configure_logging
 from epd.internal.v1.media_worker_pb2 import ChildFailed, ChildHello, MediaCommand, MediaReady, MediaReport
@@ -20,14 +20,10 @@ def main(arguments: Sequence[str]) -> int:
     """Runs a worker until the front ends it.
 
     Args:
-        arguments: the address of the link.
+        arguments: the descriptor of the link.
     """
-    (address,) = arguments
-    try:
-        link = attach_to_front(address)
-    except FrontLostError as error:
-        print(f"media worker: {error}", file=sys.stderr)  # noqa: T201 (there is no level to log at yet)
-        return 1
+    (descriptor,) = arguments
+    link = attach_to_front(descriptor)
     link.send(MediaReport(hello=ChildHello(pid=os.getpid())))
     configuration = link.receive(MediaCommand)[0].configure
     configure_logging(configuration.log_level or "info", "media")

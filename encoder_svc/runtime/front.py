@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-import zmq
-
 from encoder_svc.errors import Reason, ServiceError, SetupError
 from encoder_svc.runtime import leases as lease_table
 from encoder_svc.runtime.batcher import Batcher
@@ -128,7 +126,6 @@ class Front:
         ]
 
     async def __aenter__(self) -> Self:
-        self._context = zmq.Context()
         shared = self._input_arena.descriptor
         for worker in self._media_workers:
             name = f"media worker {worker.index}"
@@ -150,7 +147,6 @@ class Front:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
-        self._context.term()
         for block in (self._input_arena, *self._arenas):
             block.close()
 
@@ -358,7 +354,7 @@ class Front:
         self, name: str, module: str, descriptors: tuple[int, ...], owner: MediaWorker | EngineProcess
     ) -> Supervisor:
         program = ChildProgram(name, module, descriptors, self._settings.start_seconds)
-        supervisor = Supervisor(program, owner, self._context, self._settings.restart_seconds)
+        supervisor = Supervisor(program, owner, self._settings.restart_seconds)
         self._tasks.append(asyncio.create_task(supervisor.run(), name=name))
         return supervisor
 

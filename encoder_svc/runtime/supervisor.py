@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-import zmq
 from google.protobuf.message import Message
 
 from encoder_svc.runtime.links import Link
@@ -20,6 +19,8 @@ from encoder_svc.runtime.links import Link
 logger = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_SECONDS = 30.0
+_LAST_WORDS_SECONDS = 1.0
+"""They are there already: longer only if something else has the child's end of the link."""
 
 
 class ChildOwner(Protocol):
@@ -41,7 +42,7 @@ class ChildProgram:
     name: str
     """For logs, such as `engine 0`."""
     module: str
-    """Run as ``python -m module ADDRESS``."""
+    """Run as ``python -m module DESCRIPTOR``, with the descriptor of its link."""
     descriptors: tuple[int, ...]
     """Inherited, at the same numbers."""
     start_seconds: float
@@ -54,7 +55,6 @@ class Supervisor:
     Args:
         program: what to start.
         owner: who speaks with it.
-        context: ZeroMQ's.
         pause_seconds: the pause before the second life; it doubles while lives end without success.
     """
 
@@ -62,12 +62,10 @@ class Supervisor:
         self,
         program: ChildProgram,
         owner: ChildOwner,
-        context: zmq.Context[zmq.Socket[bytes]],
         pause_seconds: float,
     ) -> None:
         self._program = program
         self._owner = owner
-        self._context = context
         self._pause_seconds = pause_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
@@ -91,7 +89,7 @@ class Supervisor:
             self._succeeded.clear()
             try:
                 end = _tell(await self._live())
-            except (OSError, zmq.ZMQError) as error:
+            except OSError as error:
                 # The machine is out of processes, descriptors or memory, perhaps only for a moment.
                 end = f"{error.strerror}, before it ran"
             if self._succeeded.is_set():
@@ -107,14 +105,15 @@ class Supervisor:
 
     async def _live(self) -> int:
         """One life, from start to death. Returns its exit status."""
-        link = self._link = Link(self._context, self._received)
+        link = self._link = await Link.open(self._received)
         try:
             # Popen from this, the main thread: the child asks to be killed when the thread that made it ends.
             process = self._process = subprocess.Popen(  # noqa: ASYNC220 # returns at once: vfork
-                [sys.executable, "-m", self._program.module, link.address],
+                [sys.executable, "-m", self._program.module, str(link.far)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=self._program.descriptors,
+                pass_fds=(link.far, *self._program.descriptors),
             )
+            link.handed_over()
             with _Exit(process) as exit_:
                 try:
                     async with asyncio.timeout(self._program.start_seconds):
@@ -124,7 +123,10 @@ class Supervisor:
                         "%s was not ready in %g s; it is stopped", self._program.name, self._program.start_seconds
                     )
                     process.kill()
-                return await exit_.future
+                status = await exit_.future
+            # Its last words may say why.
+            await link.drain(_LAST_WORDS_SECONDS)
+            return status
         finally:
             if self._process is not None:
                 self._process.kill()
@@ -148,7 +150,6 @@ class Supervisor:
     def greet(self, configuration: Message) -> None:
         """The child said hello: it gets its configuration."""
         assert self._link is not None
-        self._link.hide()
         self._link.send(configuration)
 
     def succeed(self) -> None:

@@ -17,8 +17,8 @@ from encoder_svc.child import attach_to_front
 from epd.internal.v1.media_worker_pb2 import ChildHello, MediaCommand, MediaReady, MediaReport, Prepared
 
 
-def main(address: str) -> int:
-    link = attach_to_front(address)
+def main(descriptor: str) -> int:
+    link = attach_to_front(descriptor)
     link.send(MediaReport(hello=ChildHello(pid=os.getpid())))
     life = link.receive(MediaCommand)[0].configure.model
     if life.startswith("signal-"):
@@ -29,7 +29,6 @@ def main(address: str) -> int:
         command, files = link.receive(MediaCommand)
         prepared = Prepared(part=command.prepare.part, prepare_nanoseconds=sum(map(len, files)))
         link.send(MediaReport(prepared=prepared))
-    link.close()
     return 3
 
 

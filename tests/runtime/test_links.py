@@ -1,46 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from itertools import pairwise
-from pathlib import Path
+import os
+import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import zmq
 
+from encoder_svc.child import FrontLink
+from encoder_svc.link_messages import ENVELOPE_LIMIT, header
 from encoder_svc.runtime.links import Link
 from epd.internal.v1.media_worker_pb2 import MediaCommand, MediaReport, Prepare, Prepared
 from tests.waiting import eventually
-
-
-def names(folder: Path) -> list[Path]:
-    """What links have left in a folder: the folders that they make there, and their names in them."""
-    return list(folder.iterdir())
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where links make their private folders."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-class Ends:
-    """A link, and its far end in this process."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], receive: Callable[[bytes], None]) -> None:
-        self.link = Link(context, receive)
-        self.far: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        self.far.linger = 0
-        self.far.set_hwm(0)
-        self.far.connect(self.link.address)
-
-    def report(self, part: int) -> None:
-        """Sends a report from the far end."""
-        self.far.send(MediaReport(prepared=Prepared(part=part)).SerializeToString())
 
 
 class Received:
@@ -49,14 +21,49 @@ class Received:
     def __init__(self) -> None:
         self.parts: list[int] = []
         self.bad: set[int] = set()
-        self.before_failing: Callable[[], object] = lambda: None
 
     def __call__(self, envelope: bytes) -> None:
         part = MediaReport.FromString(envelope).prepared.part
         self.parts.append(part)
         if part in self.bad:
-            self.before_failing()
             raise ValueError(f"part {part} is bad")
+
+
+class Ends:
+    """A link, and its far end in this process."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.descriptor = os.dup(link.far)
+        self.far = FrontLink(os.dup(link.far))
+        link.handed_over()
+
+    def report(self, part: int) -> None:
+        """Sends a report from the far end."""
+        self.far.send(MediaReport(prepared=Prepared(part=part)))
+
+    def write(self, data: bytes) -> None:
+        """Writes what need not be a report."""
+        with socket.socket(fileno=os.dup(self.descriptor)) as end:
+            end.sendall(data)
+
+    def close(self) -> None:
+        """Closes all ends."""
+        self.link.close()
+        self.link.close()
+        os.close(self.descriptor)
+        self.far.close()
+
+    async def receive(self) -> tuple[MediaCommand, list[bytes]] | None:
+        """The next command at the far end. None: the process there would end."""
+
+        def receive() -> tuple[MediaCommand, list[bytes]] | None:
+            try:
+                return self.far.receive(MediaCommand)
+            except SystemExit:
+                return None
+
+        return await asyncio.to_thread(receive)
 
 
 @pytest.fixture
@@ -65,16 +72,20 @@ def received() -> Received:
 
 
 @pytest.fixture
-async def ends(folder: Path, received: Received) -> AsyncIterator[Ends]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    pair = Ends(context, received)
+async def ends(received: Received) -> AsyncIterator[Ends]:
+    pair = Ends(await Link.open(received))
     try:
         yield pair
     finally:
-        pair.link.close()
-        pair.link.close()
-        pair.far.close()
-        context.term()
+        pair.close()
+
+
+@pytest.fixture
+async def faults() -> list[dict[str, Any]]:
+    """What the loop was told."""
+    found: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: found.append(fault))
+    return found
 
 
 async def test_reports_come_in_order(ends: Ends, received: Received) -> None:
@@ -84,80 +95,93 @@ async def test_reports_come_in_order(ends: Ends, received: Received) -> None:
     assert received.parts == list(range(500))
 
 
-async def test_many_reports_leave_turns_to_others(ends: Ends, received: Received) -> None:
-    for part in range(1000):
-        ends.report(part)
-    seen = [0]
-    async with asyncio.timeout(20):
-        while len(received.parts) < 1000:
-            seen.append(len(received.parts))
-            await asyncio.sleep(0)
-    assert max(later - earlier for earlier, later in pairwise(seen)) <= 64
+async def test_a_report_may_come_in_any_pieces(ends: Ends, received: Received) -> None:
+    envelope = MediaReport(prepared=Prepared(part=7)).SerializeToString()
+    data = 3 * (header(envelope, ()) + envelope)
+    for at in range(len(data)):
+        ends.write(data[at : at + 1])
+        await asyncio.sleep(0)
+    await eventually(lambda: received.parts == [7, 7, 7])
 
 
-async def test_a_report_that_comes_in_while_we_send_is_seen(ends: Ends, received: Received) -> None:
-    """ZeroMQ's descriptor tells of a change once: sending may take that notice away."""
-    ends.report(0)
-    await eventually(lambda: received.parts == [0])
-    for part in range(1, 200):
-        ends.report(part)
-        ends.link._socket.poll(5000)
-        ends.link.send(MediaCommand(prepare=Prepare(part=part)))
-        await eventually(lambda part=part: part in received.parts)
-
-
-async def test_f06_a_report_that_cannot_be_taken_does_not_hide_those_behind_it(ends: Ends, received: Received) -> None:
-    loop, faults = asyncio.get_running_loop(), list[dict[str, Any]]()
-    loop.set_exception_handler(lambda _, fault: faults.append(fault))
+async def test_f06_a_report_that_cannot_be_taken_does_not_hide_those_behind_it(
+    ends: Ends, received: Received, faults: list[dict[str, Any]]
+) -> None:
     received.bad = {0, 1, 5}
-    # The next is there before this one fails, so no new notice of it comes.
-    received.before_failing = lambda: ends.link._socket.poll(5000)
     for part in range(10):
         ends.report(part)
-    with contextlib.suppress(AssertionError):
-        await eventually(lambda: len(received.parts) == 10, seconds=5)
+    await eventually(lambda: len(received.parts) == 10)
     assert received.parts == list(range(10))
-    assert len(faults) == 3, "each is told"
+    assert [str(fault["exception"]) for fault in faults] == [f"part {part} is bad" for part in (0, 1, 5)]
 
 
-async def test_files_are_frames_behind_the_envelope(ends: Ends, received: Received) -> None:
-    ends.report(0)
-    await eventually(lambda: received.parts == [0])
-    files = (b"", b"x" * 10, bytes(5_000_000))
-    ends.link.send(MediaCommand(prepare=Prepare(part=7)), files)
-    envelope, *frames = ends.far.recv_multipart()
-    assert MediaCommand.FromString(envelope).prepare.part == 7
-    assert tuple(frames) == files
-
-
-async def test_sending_without_a_peer_or_after_the_end_goes_nowhere(received: Received) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    link = Link(context, received)
-    link.send(MediaCommand(prepare=Prepare(part=1)), [bytes(100_000)])
-    link.close()
-    link.send(MediaCommand(prepare=Prepare(part=1)))
-    context.term()
-
-
-async def test_nobody_finds_a_link_that_is_hidden_and_nothing_is_left(
-    ends: Ends, received: Received, folder: Path
+@pytest.mark.parametrize(
+    "data",
+    [(ENVELOPE_LIMIT + 1).to_bytes(4, "little") + bytes(4), header(b"", [b"a file"]) + b"a file"],
+    ids=["an envelope without measure", "a report with a file"],
+)
+async def test_what_is_no_report_ends_the_link(
+    ends: Ends, received: Received, faults: list[dict[str, Any]], data: bytes
 ) -> None:
-    (name,) = names(folder)
-    assert ends.link.address == f"ipc://{name}/link"
-    assert name.stat().st_mode & 0o777 == 0o700, "no other user can even look"
+    """A child whose codec was taken over cannot make the front hold what it likes."""
     ends.report(0)
     await eventually(lambda: received.parts == [0])
-    ends.link.hide()
-    assert names(folder) == []
+    ends.write(data)
+    await eventually(lambda: bool(faults))
+    assert await ends.receive() is None
+
+
+async def test_files_follow_the_envelope(ends: Ends) -> None:
+    files = [b"", b"x" * 10, os.urandom(5_000_000), b""]
+    ends.link.send(MediaCommand(prepare=Prepare(part=7)), files)
+    ends.link.send(MediaCommand(prepare=Prepare(part=8)))
+    for part, expected in ((7, files), (8, [])):
+        assert await ends.receive() == (MediaCommand(prepare=Prepare(part=part)), expected)
+
+
+async def test_a_child_that_does_not_read_holds_nobody(ends: Ends, received: Received) -> None:
+    """The rest of a file waits for the child; the loop does not."""
+    files = [bytes(5_000_000)]
+    for part in range(3):
+        ends.link.send(MediaCommand(prepare=Prepare(part=part)), files)
     ends.report(1)
-    await eventually(lambda: received.parts == [0, 1])
-    ends.link.hide()
+    await eventually(lambda: received.parts == [1])
+    assert ends.far.pending()
+    for part in range(3):
+        assert await ends.receive() == (MediaCommand(prepare=Prepare(part=part)), files)
+    assert not ends.far.pending()
+
+
+async def test_the_last_words_of_a_child_are_received(received: Received) -> None:
+    link = await Link.open(received)
+    ends = Ends(link)
+    for part in range(5):
+        ends.report(part)
+    os.close(ends.descriptor)
+    ends.far.close()
+    await link.drain(60)
+    assert received.parts == list(range(5))
+    link.close()
+
+
+async def test_a_child_whose_link_is_closed_ends(ends: Ends) -> None:
     ends.link.close()
-    assert names(folder) == []
+    assert await ends.receive() is None
+    with pytest.raises(SystemExit):
+        ends.report(1)
 
 
-async def test_a_link_that_nobody_used_leaves_no_name(folder: Path, received: Received) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    Link(context, received).close()
-    context.term()
-    assert names(folder) == []
+async def test_the_receiving_thread_ends_when_another_ends_the_link_and_reports_arrive(
+    ends: Ends, received: Received
+) -> None:
+    receiving = asyncio.create_task(ends.receive())
+    ends.report(3)
+    ends.far.end()
+    assert await receiving is None
+    await eventually(lambda: received.parts == [3])
+
+
+async def test_sending_after_the_end_goes_nowhere(received: Received) -> None:
+    link = await Link.open(received)
+    link.close()
+    link.send(MediaCommand(prepare=Prepare(part=1)), [bytes(100_000)])
