@@ -34,6 +34,7 @@ class Sample:
     prepare: float
     forward: float
     stage: float
+    read: float
     batch_items: int
     batch_patches: int
     from_cache: bool
@@ -98,6 +99,7 @@ async def _read(client: EncoderClient, chunk: EmbeddingChunk, begun: float) -> S
         prepare=times.prepare.ToNanoseconds() / 1e9,
         forward=times.forward.ToNanoseconds() / 1e9,
         stage=times.stage.ToNanoseconds() / 1e9,
+        read=embedding.read_seconds,
         batch_items=times.batch_items,
         batch_patches=times.batch_patches,
         from_cache=chunk.from_cache,

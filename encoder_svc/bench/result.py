@@ -104,6 +104,25 @@ class Round(_Model):
     reference_images_per_second: float
 
 
+class Pipeline(_Model):
+    """How the stages of the service overlap: the seconds that each worked, in a second of the measurement.
+
+    A service that does one thing after the other stays at 1 in all. Here the forward alone comes near to 1, and all
+    else is done beside it.
+    """
+
+    prepare: float
+    """Decoding and preprocessing, over all media workers."""
+    forward: float
+    """Over all engines."""
+    stage: float
+    """Copying rows into slots, with their checksums, over all engines."""
+    read: float
+    """Reading rows, over all callers."""
+    total: float
+    """Of these."""
+
+
 class ThroughputResult(Result):
     """``bench throughput``."""
 
@@ -118,6 +137,7 @@ class ThroughputResult(Result):
     images: int
     """That were counted."""
     reference_images: int
+    pipeline: Pipeline
     rounds: list[Round]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from encoder_svc.bench.floors import THROUGHPUT_RATIO
 from encoder_svc.bench.load import Load, Sample, Window, drive, encode_one
 from encoder_svc.bench.media import Media, MediumName, make_media
 from encoder_svc.bench.plain_loop import PlainLoop
-from encoder_svc.bench.result import Chart, Round, Series, ThroughputResult
+from encoder_svc.bench.result import Chart, Pipeline, Round, Series, ThroughputResult
 from encoder_svc.bench.run import Run
 from encoder_svc.bench.statistics import mean_batch
 
@@ -66,6 +67,7 @@ async def measure_throughput(run: Run, options: ThroughputOptions) -> Throughput
         mean_batch_patches=patches,
         images=images,
         reference_images=reference_images,
+        pipeline=_pipeline([one for load in loads for one in load.samples], seconds),
         rounds=rounds,
     )
 
@@ -93,6 +95,15 @@ async def _rounds(
             references.append(await loop.run(seconds=window.seconds, images=window.requests))
             advance(1)
     return loads, references
+
+
+def _pipeline(samples: Sequence[Sample], seconds: float) -> Pipeline:
+    """The work of the stages over the time that it took. A batch is told by each of its items."""
+    prepare = sum(one.prepare for one in samples) / seconds
+    forward = sum(one.forward / one.batch_items for one in samples) / seconds
+    stage = sum(one.stage / one.batch_items for one in samples) / seconds
+    read = sum(one.read for one in samples) / seconds
+    return Pipeline(prepare=prepare, forward=forward, stage=stage, read=read, total=prepare + forward + stage + read)
 
 
 def _chart(options: ThroughputOptions, rounds: list[Round]) -> Chart:

@@ -91,6 +91,11 @@ def test_throughput(bench: Bench) -> None:
     assert 1 <= result.mean_batch_items <= 4
     # 56 pixels are four patches of 14.
     assert result.mean_batch_patches == pytest.approx(16 * result.mean_batch_items)
+    stages = result.pipeline.model_dump(exclude={"total"})
+    assert all(share > 0 for share in stages.values())
+    assert result.pipeline.total == pytest.approx(sum(stages.values()))
+    # One engine runs one forward at a time. The window has an edge of at most a batch at each end.
+    assert result.pipeline.forward < 2
 
 
 @pytest.mark.parametrize(("family", "medium"), [("qwen2_5_vl", "video"), ("whisper", "audio"), ("llava", "image")])
