@@ -1,5 +1,7 @@
 """Runs batches: inputs from the input arena, through the tower, into slots of the arena.
 
+An item fills its slot, or one of two its own matrices of it; the one that completes the slot sums it up.
+
 A batch never fails as a whole. One that raises is halved until the items that cause it fail alone; an item whose rows
 are not finite fails alone. A device that answers nothing any more ends the engine: the front starts another.
 
@@ -187,18 +189,16 @@ class Runner:
         written = [(item, found) for item, found in zip(items, encoded, strict=True) if isinstance(found, tuple)]
         self._staging.copy(
             [matrix for _, found in written for matrix in found],
-            [
-                tensor_view(self._arena, item.payload_offset, spec)
-                for item, _ in written
-                for spec in slot_matrices(item)
-            ],
+            [tensor_view(self._arena, item.payload_offset, spec) for item, _ in written for spec in own_matrices(item)],
         )
-        return [
-            ItemResult(part=item.part, reason=found.reason, message=found.message)
-            if isinstance(found, ServiceError)
-            else ItemResult(part=item.part, checksum=slot_checksum(self._arena, item.payload_offset, item.nbytes))
-            for item, found in zip(items, encoded, strict=True)
-        ]
+        return [self._result(item, found) for item, found in zip(items, encoded, strict=True)]
+
+    def _result(self, item: BatchItem, found: Matrices | ServiceError) -> ItemResult:
+        if isinstance(found, ServiceError):
+            return ItemResult(part=item.part, reason=found.reason, message=found.message)
+        if item.partial:
+            return ItemResult(part=item.part)
+        return ItemResult(part=item.part, checksum=slot_checksum(self._arena, item.payload_offset, item.nbytes))
 
 
 def _are_finite(matrices: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -256,6 +256,12 @@ def slot_matrices(item: BatchItem) -> list[TensorSpec]:
     return matrices
 
 
+def own_matrices(item: BatchItem) -> list[TensorSpec]:
+    """Those of its slot's matrices that an item makes."""
+    end = item.first_matrix + item.input.matrices if item.input.matrices else None
+    return slot_matrices(item)[item.first_matrix : end]
+
+
 def _row_bytes(matrix: TensorSpec) -> int:
     return matrix.shape[1] * TORCH_DTYPES[matrix.dtype].itemsize
 
@@ -276,7 +282,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def _check_matrices(item: BatchItem, found: Matrices) -> None:
-    told = [(tuple(spec.shape), TORCH_DTYPES[spec.dtype]) for spec in slot_matrices(item)]
+    told = [(tuple(spec.shape), TORCH_DTYPES[spec.dtype]) for spec in own_matrices(item)]
     made = [(tuple(matrix.shape), matrix.dtype) for matrix in found]
     if told != made:
         raise ValueError(f"part {item.part}: the tower gave {made}, its layout says {told}")

@@ -129,7 +129,7 @@ class Preparer:
             raise ServiceError(Reason.MODALITY_UNSUPPORTED, "this model does not encode items of this modality")
         probe = open_media(task.item, task.files, self._limits)
         layout = self._adapter.measure(task.item, probe)
-        measured = Measured(part=task.part, layout=layout.chunk, input=layout.input)
+        measured = Measured(part=task.part, layout=layout.chunk, inputs=layout.inputs)
         self._link.send(MediaReport(measured=measured))
         if task.measure_only:
             raise _DroppedError
@@ -142,9 +142,10 @@ class Preparer:
             self._check_wanted(task)
 
         started = time.monotonic_ns()
-        if task.offset + layout.input.nbytes > self._arena.size:
+        if task.offset + layout.inputs[-1].nbytes > self._arena.size:
             raise ValueError(f"the grant at {task.offset} ends outside the input arena of {self._arena.size} bytes")
-        for spec, tensor in zip(layout.input.tensors, tensors, strict=True):
+        promised = (spec for taken in layout.inputs for spec in taken.tensors)
+        for spec, tensor in zip(promised, tensors, strict=True):
             place = tensor_view(self._arena, task.offset, spec)
             if place.shape != tensor.shape or place.dtype != tensor.dtype:
                 raise ValueError(f"{spec.name} was prepared as {tensor.dtype} {tuple(tensor.shape)}, not as measured")

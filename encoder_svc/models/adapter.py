@@ -145,7 +145,14 @@ class Layout:
     frames: tuple[int, ...] = ()
     """The frames of a video that the model looks at: indices into ``VideoProbe.frame_times``."""
     prepared: tuple[torch.Tensor, ...] = ()
-    """The model's input, where it had to be made in order to measure it, as for sound."""
+    """The model's input, or the sound's, where it had to be made in order to measure it."""
+    sound_input: ModelInput | None = None
+    """What the audio tower takes of a video's sound, behind ``input``. None: the item is one tower's work."""
+
+    @property
+    def inputs(self) -> tuple[ModelInput, ...]:
+        """One for each tower, in the order of the matrices that they make."""
+        return (self.input,) if self.sound_input is None else (self.input, self.sound_input)
 
 
 @dataclass(frozen=True)
@@ -153,8 +160,9 @@ class TowerInput:
     """One item of a batch."""
 
     modality: Modality
+    """Of what the tower sees: a video's sound is sound."""
     grid: tuple[int, ...]
-    """As ``grid_dim`` of its chunk."""
+    """As ``grid_dim`` of its chunk; (mel frames) of a video's sound."""
     tensors: tuple[torch.Tensor, ...]
     """The tensors of its :class:`ModelInput`, in that order, on the host."""
 
@@ -181,7 +189,7 @@ class Tower(Protocol):
         Returns:
             For each item its matrices, as they follow one another in its slot, in the tower's dtype, on its device.
             The first has the rows: shape (token_count, width), where ``width`` is the hidden size, or H·(1+levels) with
-            deepstack.
+            deepstack. Of a video's sound it is the one matrix of the rows that are kept.
         """
         ...
 
@@ -231,7 +239,7 @@ class Adapter(Protocol):
             layout: what :meth:`measure` gave.
 
         Returns:
-            The tensors that ``layout.input.tensors`` promises, in that order.
+            The tensors that ``layout.inputs`` promise, in that order.
 
         Raises:
             ServiceError: the file is truncated or corrupt.

@@ -75,6 +75,11 @@ def too_short(waveform: torch.Tensor, mel: MelSettings) -> ServiceError:
     )
 
 
+def feature_lengths(sound: PreparedSound) -> PlaceholderValue:
+    """What processors tell of a sound: its mel frames."""
+    return PlaceholderValue(name="audio_feature_lengths", ints=Int64List(values=(sound.valid_frames,)), shape=(1,))
+
+
 def sound_layout(
     item: MediaItem,
     probe: AudioProbe,
@@ -115,9 +120,7 @@ def sound_layout(
                 )
             ],
             nbytes=sound.rows * row_bytes,
-            placeholder_metadata=[
-                PlaceholderValue(name="audio_feature_lengths", ints=Int64List(values=(sound.valid_frames,)), shape=(1,))
-            ],
+            placeholder_metadata=[feature_lengths(sound)],
             audio=AudioMetadata(
                 duration_seconds=len(waveform) / sampling_rate,
                 source_sampling_rate=probe.source_sampling_rate,

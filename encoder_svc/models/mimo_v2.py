@@ -8,7 +8,6 @@ slot, ``video_audio_embedding``: the rows that its units show. The towers are in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +15,6 @@ import torch
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
 from encoder_svc.models.adapter import (
-    MATRIX_ALIGNMENT,
     Adapter,
     AudioProbe,
     Layout,
@@ -29,15 +27,16 @@ from encoder_svc.models.adapter import (
 from encoder_svc.models.audio_config import read_section
 from encoder_svc.models.audio_family import PreparedSound, sound_layout
 from encoder_svc.models.checkpoint import Checkpoint, open_checkpoint
-from encoder_svc.models.dtypes import DATA_TYPES, ELEMENT_BYTES
+from encoder_svc.models.dtypes import DATA_TYPES
 from encoder_svc.models.frame_sampling import times_of
 from encoder_svc.models.mimo_v2_config import MimoAudio, MimoProcessor, MimoTokenizer, MimoVision
-from encoder_svc.models.mimo_v2_lengths import SoundUnits, cut_units, rows_of
+from encoder_svc.models.mimo_v2_lengths import cut_units, rows_of
 from encoder_svc.models.mimo_v2_mel import log_mel
 from encoder_svc.models.mimo_v2_pixels import FAMILY, with_video_settings
 from encoder_svc.models.qwen_vision import DEFAULT_RATE, QwenVision
 from encoder_svc.models.registry import FAMILIES
-from epd.encoder.v1.embedding_pb2 import DataType, TensorSpec, VideoAudioMetadata
+from encoder_svc.models.sound_of_videos import add_sound, tell_sound, without_sound
+from epd.encoder.v1.embedding_pb2 import DataType
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 
 LONE_FRAME_SECONDS = 1.0
@@ -96,11 +95,7 @@ class MimoV2Adapter:
             return sound_layout(item, sound, rate, self._prepare_sound, self.hidden_size, self._dtype_name)
         if item.modality != Modality.MODALITY_VIDEO:
             return self.vision.measure(item, probe)
-        seen = MediaItem()
-        seen.CopyFrom(item)
-        if item.WhichOneof("options") == "video":
-            seen.video.use_audio_in_video = False
-        layout = self.vision.measure(seen, probe)
+        layout = self.vision.measure(without_sound(item), probe)
         return self._add_sound(layout, cast("VideoProbe", probe), item.video.use_audio_in_video)
 
     def prepare(self, item: MediaItem, probe: MediaProbe, layout: Layout) -> Sequence[torch.Tensor]:
@@ -128,13 +123,13 @@ class MimoV2Adapter:
         return PreparedSound(mel, frames, frames, rows_of(frames, self._tokenizer, self._audio))
 
     def _add_sound(self, layout: Layout, probe: VideoProbe, wanted: bool) -> Layout:
-        """Adds what a video's sound needs: metadata in any case, and inputs and rows if there is any."""
+        """Adds what a video's sound needs: metadata in any case, and input and rows if there is any."""
         fps = probe.fps or self.vision.video.fps or DEFAULT_RATE
         shown = probe.frame_times if probe.fps else [index / fps for index in range(len(probe.frame_times))]
         times = times_of(layout.frames, fps, shown)
         depth = self.vision.video.temporal_patch_size
         layout.chunk.video.video_timestamps[:] = times[::depth]
-        layout.chunk.video.audio.CopyFrom(VideoAudioMetadata())
+        tell_sound(layout, 0, ())
         track = probe.audio if wanted else None
         waveform = None if track is None else track.waveform(self._tokenizer.sampling_rate)
         if waveform is None or not len(waveform):
@@ -142,55 +137,11 @@ class MimoV2Adapter:
         sound = self._prepare_sound(waveform)
         length = times[1] - times[0] if len(times) > 1 else LONE_FRAME_SECONDS
         units = cut_units(times[::depth], times[-1] + length, sound.rows, self._rows_a_second)
-        layout.chunk.video.audio.CopyFrom(
-            VideoAudioMetadata(
-                video_audio_feature_lens=sound.rows,
-                video_audio_segment_lens_flat=units.lengths,
-                video_audio_per_video_num_units=len(units.lengths),
-            )
-        )
-        return self._with_matrix(layout, sound, units) if units.shown else layout
-
-    def _with_matrix(self, layout: Layout, sound: PreparedSound, units: SoundUnits) -> Layout:
-        """Adds the second matrix, and the inputs of the tower that makes it."""
-        element = ELEMENT_BYTES[self._dtype_name]
-        chunk, needs = layout.chunk, layout.input
-        begin = _align(chunk.nbytes)
-        chunk.tensors.append(
-            TensorSpec(
-                name="video_audio_embedding",
-                dtype=self.dtype,
-                shape=(units.shown, self.hidden_size),
-                strides=(self.hidden_size * element, element),
-                byte_offset=begin,
-            )
-        )
-        chunk.nbytes = begin + units.shown * self.hidden_size * element
+        tell_sound(layout, sound.rows, units.lengths)
+        if not units.shown:
+            return layout
         bounds = torch.tensor([units.start, units.shown])
-        mels, frames = sound.features.shape
-        mel_offset = _align(needs.nbytes)
-        bounds_offset = _align(mel_offset + 4 * mels * frames)
-        needs.tensors.extend(
-            (
-                TensorSpec(
-                    name="features",
-                    dtype=DataType.DATA_TYPE_FLOAT32,
-                    shape=(mels, frames),
-                    strides=(4 * frames, 4),
-                    byte_offset=mel_offset,
-                ),
-                TensorSpec(
-                    name="shown", dtype=DataType.DATA_TYPE_INT64, shape=(2,), strides=(8,), byte_offset=bounds_offset
-                ),
-            )
-        )
-        needs.nbytes = bounds_offset + 16
-        needs.patches += frames
-        return replace(layout, prepared=(sound.features, bounds))
-
-
-def _align(offset: int) -> int:
-    return -(-offset // MATRIX_ALIGNMENT) * MATRIX_ALIGNMENT
+        return add_sound(layout, sound, units.shown, self.hidden_size, self._dtype_name, (bounds,))
 
 
 def make_adapter(path: Path, dtype: torch.dtype) -> Adapter:

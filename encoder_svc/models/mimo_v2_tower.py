@@ -69,37 +69,21 @@ class MimoV2Tower:
     def encode(self, items: Sequence[TowerInput]) -> list[tuple[torch.Tensor, ...]]:
         """See :meth:`Tower.encode <encoder_svc.models.adapter.Tower.encode>`.
 
-        The inputs of an item are its patches, or its mel; those of a video with sound are its patches, its mel, and the
-        first row of the sound and the number of rows that it shows. All sounds of a batch go through their tower
-        together.
+        What is seen are patches; what is heard is mel, and of a video's sound also the first row and the number of rows
+        that are kept.
         """
-        seen = [item for item in items if item.modality != Modality.MODALITY_AUDIO]
-        heard = [_mel(item) for item in items]
-        pictures = iter(
-            self._vision(
-                [item.tensors[0] for item in seen], [(item.grid[0], item.grid[1], item.grid[2]) for item in seen]
-            )
-            if seen
-            else ()
-        )
-        mels = [mel for mel in heard if mel is not None]
-        sounds = iter(self._sound(mels) if mels else ())
-        encoded: list[tuple[torch.Tensor, ...]] = []
-        for item, mel in zip(items, heard, strict=True):
-            if item.modality == Modality.MODALITY_AUDIO:
-                encoded.append((next(sounds),))
-            elif mel is None:
-                encoded.append((next(pictures),))
-            else:
-                start, shown = item.tensors[2].tolist()
-                encoded.append((next(pictures), next(sounds)[start : start + shown]))
-        return encoded
+        if items[0].modality != Modality.MODALITY_AUDIO:
+            patches = [item.tensors[0] for item in items]
+            return [(rows,) for rows in self._vision(patches, [(t, h, w) for t, h, w in (item.grid for item in items)])]
+        heard = self._sound([item.tensors[0] for item in items])
+        return [(_kept(rows, item),) for rows, item in zip(heard, items, strict=True)]
 
 
-def _mel(item: TowerInput) -> torch.Tensor | None:
-    if item.modality == Modality.MODALITY_AUDIO:
-        return item.tensors[0]
-    return item.tensors[1] if len(item.tensors) > 1 else None
+def _kept(rows: torch.Tensor, item: TowerInput) -> torch.Tensor:
+    if len(item.tensors) == 1:
+        return rows
+    start, kept = item.tensors[1].tolist()
+    return rows[start : start + kept]
 
 
 def load_tower(

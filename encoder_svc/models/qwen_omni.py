@@ -1,20 +1,26 @@
-"""The Omni families, which see and hear: Qwen2.5-Omni and Qwen3-Omni. Images, videos without their sound, and sound."""
+"""The Omni families, which see and hear: Qwen2.5-Omni and Qwen3-Omni. Images, videos with or without sound, and sound.
+
+A video's sound is a second matrix of its slot, ``video_audio_embedding``: all rows of its track. Where they stand among
+the pictures' is the language side's matter.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 
-from encoder_svc.errors import SetupError
-from encoder_svc.models.adapter import Adapter, AudioProbe, Layout, MediaProbe, Progress, Tower, TowerInput
+from encoder_svc.errors import Reason, ServiceError, SetupError
+from encoder_svc.models.adapter import Adapter, AudioProbe, Layout, MediaProbe, Progress, Tower, TowerInput, VideoProbe
 from encoder_svc.models.audio_config import AudioEncoderConfig, check_mel, read_section
-from encoder_svc.models.audio_family import PrepareSound, sound_layout
+from encoder_svc.models.audio_family import PreparedSound, PrepareSound, feature_lengths, sound_layout
 from encoder_svc.models.audio_tower import Forward, encode_sounds
 from encoder_svc.models.checkpoint import Checkpoint, open_checkpoint
 from encoder_svc.models.dtypes import DATA_TYPES
@@ -26,6 +32,7 @@ from encoder_svc.models.qwen3_omni_audio import prepare_sound as prepare_qwen3
 from encoder_svc.models.qwen_vision import QwenVision, Timing, VisionFamily, of_frames
 from encoder_svc.models.qwen_vision_config import Qwen3Vision, Qwen25Vision, VisionConfig
 from encoder_svc.models.registry import FAMILIES, find_family
+from encoder_svc.models.sound_of_videos import TENSOR_NAME, add_sound, tell_sound, without_sound
 from epd.encoder.v1.embedding_pb2 import DataType
 from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
@@ -34,6 +41,9 @@ PREPROCESSING_VERSION = 1
 """Counts changes of this code that change embeddings."""
 
 SECONDS_NAME = "video_second_per_grid"
+
+POSITIONS_A_SECOND = 25
+"""Rows of a second of sound, where the config does not say it (as in transformers 5.24)."""
 
 
 class OmniSound(ABC):
@@ -165,7 +175,8 @@ class OmniAdapter:
         self.vision = QwenVision(kind.vision, checkpoint, thinker, self._dtype_name)
         self.audio_sampling_rate: int | None = mel.sampling_rate
         self.hidden_size = self.vision.hidden_size
-        self.tensors = self.vision.tensors
+        self.tensors = (*self.vision.tensors, TENSOR_NAME)
+        self._positions_a_second: float = thinker.get("position_id_per_seconds", POSITIONS_A_SECOND)
         if self._sound.config.output_dim != self.hidden_size:
             raise SetupError(
                 f"config.json of {checkpoint.path}: output_dim of audio_config is {self._sound.config.output_dim}, but "
@@ -174,15 +185,47 @@ class OmniAdapter:
 
     def measure(self, item: MediaItem, probe: MediaProbe) -> Layout:
         """See :meth:`Adapter.measure <encoder_svc.models.adapter.Adapter.measure>`."""
-        if item.modality != Modality.MODALITY_AUDIO:
+        if item.modality == Modality.MODALITY_IMAGE:
             return self.vision.measure(item, probe)
+        if item.modality == Modality.MODALITY_VIDEO:
+            layout = self.vision.measure(without_sound(item), probe)
+            return self._add_sound(layout, cast("VideoProbe", probe), item.video.use_audio_in_video)
         sound = cast("AudioProbe", probe)
         rate = self._sound.mel.sampling_rate
         return sound_layout(item, sound, rate, self._sound.prepare, self.hidden_size, self._dtype_name)
 
     def prepare(self, item: MediaItem, probe: MediaProbe, layout: Layout) -> Sequence[torch.Tensor]:
         """See :meth:`Adapter.prepare <encoder_svc.models.adapter.Adapter.prepare>`."""
-        return layout.prepared or self.vision.prepare(item, probe, layout)
+        if item.modality == Modality.MODALITY_AUDIO:
+            return layout.prepared
+        return (*self.vision.prepare(item, probe, layout), *layout.prepared)
+
+    def _add_sound(self, layout: Layout, probe: VideoProbe, wanted: bool) -> Layout:
+        """Adds what a video's sound needs: metadata in any case, and input and rows if there is any."""
+        tell_sound(layout, 0, ())
+        sound = self._hear(probe.audio) if wanted else None
+        if sound is None:
+            return layout
+        chunk = layout.chunk
+        (seconds,) = (value.doubles.values[0] for value in chunk.placeholder_metadata if value.name == SECONDS_NAME)
+        steps, rate = chunk.grid_dim[0], seconds * self._positions_a_second
+        # A row belongs to the step that is shown when it begins; what comes behind the last step, to the last.
+        bounds = [*(min(math.ceil(step * rate), sound.rows) for step in range(steps)), sound.rows]
+        tell_sound(layout, sound.rows, [end - begin for begin, end in pairwise(bounds)])
+        chunk.placeholder_metadata.append(feature_lengths(sound))
+        return add_sound(layout, sound, sound.rows, self.hidden_size, self._dtype_name)
+
+    def _hear(self, track: AudioProbe | None) -> PreparedSound | None:
+        """A video's track. None: there is none, or so little of it that no row would come of it."""
+        waveform = None if track is None else track.waveform(self._sound.mel.sampling_rate)
+        if waveform is None or not len(waveform):
+            return None
+        try:
+            return self._sound.prepare(waveform)
+        except ServiceError as error:
+            if error.reason is Reason.MEDIA_UNSUPPORTED:
+                return None
+            raise
 
     def warm_up_input(self) -> TowerInput:
         """A grid of two by two merge blocks, mid-grey."""
@@ -204,7 +247,7 @@ class OmniAdapter:
             self.model_type,
             self._dtype,
             {"version": PREPROCESSING_VERSION, **vision.identity, "sound": self._sound.mel.model_dump()},
-            self.hidden_size * len(self.tensors),
+            self.hidden_size * len(vision.tensors),
         )
         info = weights.info
         # It refers to every tensor, and the towers below keep their own.

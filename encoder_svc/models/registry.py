@@ -110,10 +110,10 @@ def _omni_family(model_type: str, architecture: str, levels: int = 0) -> Family:
         model_type=model_type,
         architectures=(architecture,),
         modalities=(Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO),
-        tensors=("embedding", *(f"deepstack_{level}" for level in range(levels))),
+        tensors=("embedding", *(f"deepstack_{level}" for level in range(levels)), "video_audio_embedding"),
         prefixes=("thinker.visual.", "thinker.audio_tower.", "thinker.model.visual.", "thinker.model.audio_tower."),
         adapter="encoder_svc.models.qwen_omni:make_adapter",
-        verified="images, videos without sound, sound: embeddings within 1e-4 of transformers 5.24, fp32",
+        verified="images, videos with sound, sound: embeddings within 1e-4 of transformers 5.24, fp32",
         needs_transformers=False,
     )
 

@@ -1,11 +1,11 @@
-"""All policy of batching: which prepared items run together, and when."""
+"""All policy of batching: which forwards run together, and when."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.fair_queue import FairQueue
+from encoder_svc.runtime.forwards import Forward
 from epd.internal.v1.media_worker_pb2 import Tower
 
 LEAD_SECONDS = 0.005
@@ -13,7 +13,7 @@ LEAD_SECONDS = 0.005
 
 
 class Batcher:
-    """The items that wait for one engine.
+    """The forwards that wait for one engine; an item here is one of them.
 
     A batch is for one tower, and is filled up to that tower's budget of cost, not up to a count: small images gain from
     company, large ones do not. An item that exceeds the budget alone runs alone.
@@ -41,16 +41,16 @@ class Batcher:
         """
         return min((due for lane in self._lanes if (due := lane.due(now, running_until)) is not None), default=None)
 
-    def push(self, computation: Computation) -> None:
-        """Adds a PREPARED item that has a slot."""
-        self._lane_of[computation.tower].queue.push(computation, computation.patches)
+    def push(self, forward: Forward) -> None:
+        """Adds a forward whose computation has a slot."""
+        self._lane_of[forward.tower].queue.push(forward, forward.patches)
 
-    def discard(self, computation: Computation) -> bool:
-        """Takes an item out. Returns whether it was there."""
-        return self._lane_of[computation.tower].queue.discard(computation)
+    def discard(self, forward: Forward) -> bool:
+        """Takes a forward out. Returns whether it was there."""
+        return self._lane_of[forward.tower].queue.discard(forward)
 
-    def next_batch(self, now: float, running_until: float | None) -> list[Computation]:
-        """Takes the items that run next. Empty: none is due.
+    def next_batch(self, now: float, running_until: float | None) -> list[Forward]:
+        """Takes what runs next. Empty: nothing is due.
 
         Of several towers whose items are due the one goes first whose first item has the largest priority, and among
         equals the one that has waited longest.
@@ -62,20 +62,20 @@ class Batcher:
         due = [lane for lane in self._lanes if (at := lane.due(now, running_until)) is not None and at <= now]
         return min(due, key=_Lane.place).take() if due else []
 
-    def waiting(self) -> list[Computation]:
-        """All items, tower by tower, those first that would run first."""
-        return [computation for lane in self._lanes for computation in lane.queue.waiting()]
+    def waiting(self) -> list[Forward]:
+        """All forwards, tower by tower, those first that would run first."""
+        return [forward for lane in self._lanes for forward in lane.queue.waiting()]
 
-    def drain(self) -> list[Computation]:
-        """Takes all items, in that order."""
-        return [computation for lane in self._lanes for computation in lane.queue.drain()]
+    def drain(self) -> list[Forward]:
+        """Takes all forwards, in that order."""
+        return [forward for lane in self._lanes for forward in lane.queue.drain()]
 
 
 class _Lane:
-    """The items of one tower."""
+    """The forwards of one tower."""
 
     def __init__(self, budget: int, window: float) -> None:
-        self.queue = FairQueue()
+        self.queue: FairQueue[Forward] = FairQueue()
         self._budget = budget
         self._window = window
         self._first_at: float | None = None
@@ -89,7 +89,7 @@ class _Lane:
             return None
         if self._first_at is None:
             self._first_at = now
-        if self.queue.cost >= self._budget or _suspect(first):
+        if self.queue.cost >= self._budget or first.is_suspect:
             return self._first_at
         if running_until is None:
             return self._first_at + self._window
@@ -102,22 +102,17 @@ class _Lane:
         assert self._first_at is not None
         return (-first.priority, self._first_at)
 
-    def take(self) -> list[Computation]:
-        """Takes the items of one batch, at least one."""
+    def take(self) -> list[Forward]:
+        """Takes the forwards of one batch, at least one."""
         self._first_at = None
-        batch: list[Computation] = []
+        batch: list[Forward] = []
         cost = 0
         while (following := self.queue.peek()) is not None:
-            if batch and (cost + following.patches > self._budget or _suspect(following)):
+            if batch and (cost + following.patches > self._budget or following.is_suspect):
                 break
             self.queue.pop()
             batch.append(following)
             cost += following.patches
-            if _suspect(following):
+            if following.is_suspect:
                 break
         return batch
-
-
-def _suspect(computation: Computation) -> bool:
-    """An engine died while it ran this item: the next time it runs alone, so that it can harm nobody."""
-    return computation.attempts > 0

@@ -6,14 +6,16 @@ embedding, when it failed, or when the last of its parts has ended.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from encoder_svc.runtime.forwards import Forward, ForwardState
 from encoder_svc.runtime.parts import TRANSITIONS, Part, PartState
 from encoder_svc.runtime.requests import Prompt
 from encoder_svc.runtime.slots import ContentName, Slot
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import MediaItem
-from epd.internal.v1.media_worker_pb2 import ModelInput, Tower
+from epd.internal.v1.media_worker_pb2 import ModelInput
 
 
 @dataclass(eq=False, slots=True)
@@ -38,7 +40,8 @@ class Computation:
     parts: list[Part] = field(default_factory=list, repr=False)
     """Who waits for it."""
     layout: EmbeddingChunk | None = field(default=None, repr=False)
-    input: ModelInput | None = field(default=None, repr=False)
+    forwards: tuple[Forward, ...] = field(default=(), repr=False)
+    """What each tower does for it, in the order of the slot's matrices; empty before it is measured."""
     input_offset: int | None = None
     """Where its input is or will be in the input arena, while it holds space there."""
     slot: Slot | None = None
@@ -46,7 +49,7 @@ class Computation:
     engine: int = -1
     """The engine in whose arena its slot is, once it had one."""
     attempts: int = 0
-    """Forwards that an engine died in."""
+    """How often an engine died while it ran something of it."""
     prepare_started_at: float = 0.0
     prepared_at: float = 0.0
     prepare_seconds: float = 0.0
@@ -63,15 +66,29 @@ class Computation:
         return sum(map(len, self.files))
 
     @property
-    def tower(self) -> Tower:
-        """Who encodes it, once it is measured."""
-        audio = self.input is not None and self.input.tower == Tower.TOWER_AUDIO
-        return Tower.TOWER_AUDIO if audio else Tower.TOWER_VISION
+    def input_bytes(self) -> int:
+        """Bytes of its input; 0 before it is measured."""
+        return self.forwards[-1].input.nbytes if self.forwards else 0
 
     @property
     def patches(self) -> int:
-        """What its forward costs, in patches, or in mel frames for audio; 0 before it is measured."""
-        return self.input.patches if self.input is not None else 0
+        """What its forwards cost, in patches, and in mel frames for sound; 0 before it is measured."""
+        return sum(forward.patches for forward in self.forwards)
+
+    @property
+    def at_engine(self) -> bool:
+        """An engine has something of it in a batch, and may read its input and write its slot."""
+        return any(forward.state is ForwardState.SENT for forward in self.forwards)
+
+    @property
+    def encoded(self) -> bool:
+        """All its forwards have come back."""
+        return all(forward.state is ForwardState.DONE for forward in self.forwards)
+
+    def measure(self, layout: EmbeddingChunk, inputs: Iterable[ModelInput]) -> None:
+        """A media worker knows its shape."""
+        self.layout = layout
+        self.forwards = tuple(Forward(self, index, taken) for index, taken in enumerate(inputs))
 
     def move(self, stage: PartState) -> None:
         """Goes on to a stage that may follow."""

@@ -10,6 +10,7 @@ from typing import Protocol
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.engine_table import Batch, Engine
+from encoder_svc.runtime.forwards import Forward, ForwardState
 from encoder_svc.runtime.parts import PartState
 from encoder_svc.runtime.placement import Placement
 from encoder_svc.runtime.timers import Timers
@@ -20,7 +21,7 @@ _LATE_SECONDS = 1.0
 """An engine is late when its batch takes so many times as long as usual, and at least so long."""
 
 MAX_ATTEMPTS = 2
-"""Forwards that may be started for an item: one more after an engine died in the first."""
+"""How often an item may be tried: once more after an engine died of what may have been it."""
 
 
 class EngineHands(Protocol):
@@ -37,14 +38,16 @@ class EngineHands(Protocol):
 
 @dataclass(frozen=True)
 class EncodedItem:
-    """How a forward went for one item that succeeded."""
+    """How encoding went for one item that succeeded."""
 
     computation: Computation
     engine: int
     checksum: int
     forward_seconds: float
+    """Of all batches that the item was in."""
     stage_seconds: float
     batch_items: int
+    """Of the first tower's batch."""
     batch_patches: int
 
 
@@ -60,7 +63,7 @@ class EncodingListener(Protocol):
         ...
 
     def input_free(self, computation: Computation) -> None:
-        """Its input will not be read any more."""
+        """Nothing of it will run any more."""
         ...
 
     def batch_ran(self, batch: Batch, forward_seconds: float, stage_seconds: float) -> None:
@@ -116,7 +119,7 @@ class Encoding:
         self._placement.enqueue(computation, now)
 
     def discard(self, computation: Computation) -> None:
-        """It has ended while it was PREPARED."""
+        """It has ended while it was PREPARED or ENCODING."""
         self._placement.discard(computation)
 
     def pump(self, now: float) -> None:
@@ -133,14 +136,16 @@ class Encoding:
                     break
                 self._run(engine, engine.batcher.next_batch(now, running_until), now)
 
-    def _run(self, engine: Engine, items: list[Computation], now: float) -> None:
-        batch = Batch(next(self._batch_ids), items[0].tower, items, sum(item.patches for item in items))
+    def _run(self, engine: Engine, forwards: list[Forward], now: float) -> None:
+        batch = Batch(next(self._batch_ids), forwards[0].tower, forwards, sum(forward.patches for forward in forwards))
         engine.batches[batch.id] = batch
         self._first_batch_runs(engine, now)
-        for item in items:
-            item.move(PartState.ENCODING)
-            item.encode_started_at = now
-        self._hands.run(engine.index, batch.id, [_batch_item(item) for item in items])
+        for forward in forwards:
+            forward.state, forward.batch = ForwardState.SENT, batch
+            if forward.computation.stage is PartState.PREPARED:
+                forward.computation.move(PartState.ENCODING)
+                forward.computation.encode_started_at = now
+        self._hands.run(engine.index, batch.id, [forward.batch_item() for forward in forwards])
 
     def _wake(self, engine: Engine, due: float) -> None:
         """Pumps again when the engine's next batch is due; :meth:`Timers.run_due` is followed by a pump."""
@@ -168,26 +173,30 @@ class Encoding:
         engine.ready = None
         engine.starting = engine.late = False
         engine.busy.tell(False, now)
-        for item in engine.batcher.drain():
-            engine.leave_slot(item)
-            self.enqueue(item, now)
+        ran: dict[Computation, bool] = {forward.computation: False for forward in engine.batcher.drain()}
         batches, engine.batches = list(engine.batches.values()), {}
         for place, batch in enumerate(batches):
-            # The first was running even if its death was faster than the word that it had started.
-            ran = batch.started or place == 0
             self._end_batch(engine, batch)
-            for item in batch.items:
-                engine.leave_slot(item)
-                if item.ended:
-                    self._listener.input_free(item)
-                    continue
-                item.attempts += ran
-                item.move(PartState.PREPARED)
-                if item.attempts >= MAX_ATTEMPTS:
-                    message = "the engine died twice while it encoded this item"
-                    self._listener.failed(item, ServiceError(Reason.ENGINE_LOST, message), now)
-                else:
-                    self.enqueue(item, now)
+            for forward in batch.items:
+                # The first was running even if its death was faster than the word that it had started.
+                ran[forward.computation] = ran.get(forward.computation, False) or batch.started or place == 0
+        for item, was_running in ran.items():
+            engine.leave_slot(item)
+            if item.ended:
+                self._listener.input_free(item)
+            else:
+                self._try_again(item, was_running, now)
+
+    def _try_again(self, item: Computation, was_running: bool, now: float) -> None:
+        """The engine died that had an item. What it had made of it is gone, too."""
+        if item.stage is PartState.ENCODING:
+            item.move(PartState.PREPARED)
+        item.attempts += was_running
+        if item.attempts >= MAX_ATTEMPTS:
+            message = "the engine died twice while it encoded this item"
+            self._listener.failed(item, ServiceError(Reason.ENGINE_LOST, message), now)
+        else:
+            self.enqueue(item, now)
 
     def batch_started(self, index: int, batch_id: int) -> None:
         """An engine began the forward of a batch."""
@@ -204,26 +213,31 @@ class Encoding:
         engine.learn(batch, now)
         self._end_batch(engine, batch)
         self._first_batch_runs(engine, now)
+        batch.forward_seconds, batch.stage_seconds = done.forward_nanoseconds / 1e9, done.stage_nanoseconds / 1e9
         if batch.items:
-            self._listener.batch_ran(batch, done.forward_nanoseconds / 1e9, done.stage_nanoseconds / 1e9)
+            self._listener.batch_ran(batch, batch.forward_seconds, batch.stage_seconds)
         results = {result.part: result for result in done.items}
-        for item in batch.items:
-            self._listener.input_free(item)
-            result = results.get(item.key, ItemResult())
-            error = _fault(result)
-            if error is None:
-                engine.last_good = now
-                engine.failing = False
-            if item.ended or error is not None:
+        for forward in batch.items:
+            engine.let_go(forward, ForwardState.DONE)
+            self._came_back(engine, forward.computation, results.get(forward.computation.key), now)
+
+    def _came_back(self, engine: Engine, item: Computation, result: ItemResult | None, now: float) -> None:
+        """A forward of an item is done, well or not."""
+        error = _fault(item, result)
+        if error is None:
+            engine.last_good = now
+            engine.failing = False
+        if item.ended:
+            if not item.at_engine:
                 engine.leave_slot(item)
-            else:
-                engine.patches[item.tower] -= item.patches
-            if item.ended:
-                continue
-            if error is not None:
-                self._listener.failed(item, error, now)
-            else:
-                self._tell_encoded(engine, batch, item, result, done, now)
+                self._listener.input_free(item)
+        elif error is not None:
+            self._listener.failed(item, error, now)
+        elif item.encoded:
+            assert result is not None
+            encoded = _encoded_item(engine, item, result)
+            self._listener.input_free(item)
+            self._listener.encoded(encoded, now)
 
     def _first_batch_runs(self, engine: Engine, now: float) -> None:
         """The first batch of an engine has so long from now, or from when it became the first."""
@@ -252,20 +266,6 @@ class Encoding:
         for slot in batch.given_up:
             engine.slots.free(slot)
 
-    def _tell_encoded(
-        self, engine: Engine, batch: Batch, item: Computation, result: ItemResult, done: BatchDone, now: float
-    ) -> None:
-        encoded = EncodedItem(
-            computation=item,
-            engine=engine.index,
-            checksum=result.checksum.value,
-            forward_seconds=done.forward_nanoseconds / 1e9,
-            stage_seconds=done.stage_nanoseconds / 1e9,
-            batch_items=len(batch.items),
-            batch_patches=batch.patches,
-        )
-        self._listener.encoded(encoded, now)
-
     def _space_overdue(self, computation: Computation, now: float) -> None:
         waited = f"{self._space_seconds:g} s"
         if self.ready:
@@ -277,27 +277,23 @@ class Encoding:
         self._listener.failed(computation, error, now)
 
 
-def _fault(result: ItemResult) -> ServiceError | None:
-    """Why an item failed. None: it did not, and there is a checksum to prove it."""
-    if result.reason:
+def _fault(item: Computation, result: ItemResult | None) -> ServiceError | None:
+    """Why an item failed. None: it did not, and if all of it is encoded there is a checksum to prove it."""
+    if result is not None and result.reason:
         return ServiceError(Reason(result.reason), result.message)
-    if not result.HasField("checksum"):
+    if result is None or (item.encoded and not result.HasField("checksum")):
         return ServiceError(Reason.INTERNAL, "the engine did not say what became of this item; try again")
     return None
 
 
-def _batch_item(computation: Computation) -> BatchItem:
-    assert computation.layout is not None
-    assert computation.input is not None
-    assert computation.input_offset is not None
-    assert computation.slot is not None
-    return BatchItem(
-        part=computation.key,
-        modality=computation.item.modality,
-        grid_dim=computation.layout.grid_dim,
-        input=computation.input,
-        input_offset=computation.input_offset,
-        tensors=computation.layout.tensors,
-        payload_offset=computation.slot.payload_offset,
-        nbytes=computation.layout.nbytes,
+def _encoded_item(engine: Engine, item: Computation, result: ItemResult) -> EncodedItem:
+    batches = [forward.batch for forward in item.forwards if forward.batch is not None]
+    return EncodedItem(
+        computation=item,
+        engine=engine.index,
+        checksum=result.checksum.value,
+        forward_seconds=sum(batch.forward_seconds for batch in batches),
+        stage_seconds=sum(batch.stage_seconds for batch in batches),
+        batch_items=len(batches[0].items),
+        batch_patches=batches[0].patches,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from encoder_svc.runtime.batcher import Batcher
 from encoder_svc.runtime.busy_share import BusyShare
 from encoder_svc.runtime.computations import Computation
+from encoder_svc.runtime.forwards import Forward, ForwardState
 from encoder_svc.runtime.slots import Slot, SlotTable
 from encoder_svc.runtime.timers import Timer
 from epd.encoder.v1.encoder_service_pb2 import EngineState
@@ -20,14 +21,18 @@ _SPEED_WEIGHT = 0.3
 
 @dataclass(eq=False)
 class Batch:
-    """Items of one tower that an engine runs together."""
+    """Forwards of one tower that an engine runs together."""
 
     id: int
     tower: Tower
-    items: list[Computation]
+    items: list[Forward]
     patches: int
     """What it cost as it was sent."""
     started: bool = False
+    forward_seconds: float = 0.0
+    """How long the engine took for it, once it has come back."""
+    stage_seconds: float = 0.0
+    """How long it then took to write the slots."""
     first_at: float = 0.0
     """When it became the first of its engine's."""
     clocks: list[Timer] = field(default_factory=list)
@@ -82,10 +87,27 @@ class Engine:
         """What it has been given and has not done, in full batches."""
         return sum(patches / self.batcher.budgets[tower] for tower, patches in self.patches.items())
 
+    def take(self, computation: Computation, slot: Slot) -> None:
+        """Gets an item that has a slot here: all its forwards wait."""
+        computation.slot, computation.engine = slot, self.index
+        for forward in computation.forwards:
+            forward.state, forward.batch = ForwardState.WAITING, None
+            self.patches[forward.tower] += forward.patches
+            self.batcher.push(forward)
+
+    def let_go(self, forward: Forward, state: ForwardState) -> None:
+        """Has a forward no more that waits or was sent."""
+        self.batcher.discard(forward)
+        self.patches[forward.tower] -= forward.patches
+        forward.state = state
+
     def leave_slot(self, computation: Computation) -> None:
-        """It has an item no more, and the item's slot is free."""
+        """Has an item no more, and the item's slot is free."""
+        for forward in computation.forwards:
+            if forward.state in (ForwardState.WAITING, ForwardState.SENT):
+                self.let_go(forward, ForwardState.IDLE)
+            forward.state = ForwardState.IDLE
         if computation.slot is not None:
-            self.patches[computation.tower] -= computation.patches
             self.slots.free(computation.slot)
             computation.slot = None
 

@@ -11,31 +11,53 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Hashable
 from itertools import count
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.requests import Prompt
 
 
-class _Entry(NamedTuple):
+class Queued(Protocol):
+    """What can wait: a computation, or a forward."""
+
+    @property
+    def key(self) -> Hashable:
+        """Its name, unique in the queue."""
+        ...
+
+    @property
+    def prompt(self) -> Prompt:
+        """Whose turn it is."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """Larger ones leave first."""
+        ...
+
+
+Item = TypeVar("Item", bound=Queued)
+
+
+class _Entry(NamedTuple, Generic[Item]):
     """One item; smaller ones leave first."""
 
     falling_priority: int
     tag: float
     sequence: int
     cost: int
-    computation: Computation
+    item: Item
 
 
-class FairQueue:
-    """Computations that wait for a hand. Larger priorities leave first."""
+class FairQueue(Generic[Item]):
+    """Items that wait for a hand. Larger priorities leave first."""
 
     def __init__(self) -> None:
-        self._heap: list[_Entry] = []
-        self._live: dict[int, _Entry] = {}
-        """By the computation's key. Entries of the heap that are not here were discarded."""
+        self._heap: list[_Entry[Item]] = []
+        self._live: dict[Hashable, _Entry[Item]] = {}
+        """By the item's key. Entries of the heap that are not here were discarded."""
         self._sequence = count()
         self._virtual_time = 0.0
         self._waiting: Counter[Prompt] = Counter()
@@ -46,20 +68,20 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._live)
 
-    def push(self, computation: Computation, cost: int) -> None:
+    def push(self, item: Item, cost: int) -> None:
         """Adds one that is not in it; ``cost`` is in any unit that is the same for the whole queue."""
-        prompt = computation.prompt
+        prompt = item.prompt
         tag = max(self._virtual_time, self._last_end.get(prompt, 0.0))
         self._last_end[prompt] = tag + cost
         self._waiting[prompt] += 1
         self.cost += cost
-        entry = _Entry(-computation.priority, tag, next(self._sequence), cost, computation)
-        self._live[computation.key] = entry
+        entry = _Entry(-item.priority, tag, next(self._sequence), cost, item)
+        self._live[item.key] = entry
         heapq.heappush(self._heap, entry)
 
-    def discard(self, computation: Computation) -> bool:
+    def discard(self, item: Item) -> bool:
         """Takes one out, wherever it stands. Returns whether it was there."""
-        entry = self._live.get(computation.key)
+        entry = self._live.get(item.key)
         if entry is None:
             return False
         self._leave(entry)
@@ -69,13 +91,13 @@ class FairQueue:
             heapq.heapify(self._heap)
         return True
 
-    def peek(self) -> Computation | None:
+    def peek(self) -> Item | None:
         """The one that leaves next. None: the queue is empty."""
-        while self._heap and self._live.get(self._heap[0].computation.key) is not self._heap[0]:
+        while self._heap and self._live.get(self._heap[0].item.key) is not self._heap[0]:
             heapq.heappop(self._heap)
-        return self._heap[0].computation if self._heap else None
+        return self._heap[0].item if self._heap else None
 
-    def pop(self) -> Computation | None:
+    def pop(self) -> Item | None:
         """Takes the one that leaves next. None: the queue is empty."""
         if self.peek() is None:
             return None
@@ -83,13 +105,13 @@ class FairQueue:
         entry = heapq.heappop(self._heap)
         self._leave(entry)
         self._virtual_time = max(self._virtual_time + entry.cost / prompts, entry.tag)
-        return entry.computation
+        return entry.item
 
-    def waiting(self) -> list[Computation]:
+    def waiting(self) -> list[Item]:
         """All that wait, in the order in which they would leave if none came."""
-        return [entry.computation for entry in sorted(self._live.values())]
+        return [entry.item for entry in sorted(self._live.values())]
 
-    def drain(self) -> list[Computation]:
+    def drain(self) -> list[Item]:
         """Takes all, in that order."""
         found = self.waiting()
         self._heap.clear()
@@ -98,9 +120,9 @@ class FairQueue:
         self.cost = 0
         return found
 
-    def _leave(self, entry: _Entry) -> None:
-        del self._live[entry.computation.key]
-        prompt = entry.computation.prompt
+    def _leave(self, entry: _Entry[Item]) -> None:
+        del self._live[entry.item.key]
+        prompt = entry.item.prompt
         self.cost -= entry.cost
         self._waiting[prompt] -= 1
         if not self._waiting[prompt]:

@@ -45,7 +45,8 @@ class MediaWorker:
                 self.scheduler.media_worker_ready(self.index, self.now())
             case "measured":
                 measured = report.measured
-                self.scheduler.item_measured(self.index, measured.part, measured.layout, measured.input, self.now())
+                inputs = tuple(measured.inputs)
+                self.scheduler.item_measured(self.index, measured.part, measured.layout, inputs, self.now())
             case "prepared":
                 seconds = report.prepared.prepare_nanoseconds / 1e9
                 self.scheduler.item_prepared(self.index, report.prepared.part, seconds, self.now())

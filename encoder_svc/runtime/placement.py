@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.engine_table import Batch, Engine
+from encoder_svc.runtime.forwards import ForwardState
 from encoder_svc.runtime.parts import PartState
+from encoder_svc.runtime.slots import Slot
 from encoder_svc.runtime.timers import Timer, Timers
 
 _SWEEP_SLACK = 64
@@ -46,11 +48,14 @@ class Placement:
         )
 
     def discard(self, computation: Computation) -> None:
-        """It has ended while it was PREPARED: it is in no batch."""
+        """It has ended. What a batch has of it stays there, and with it the slot, until the batch has come back."""
         if computation.slot is not None:
             engine = self._engines[computation.engine]
-            engine.batcher.discard(computation)
-            engine.leave_slot(computation)
+            for forward in computation.forwards:
+                if forward.state is ForwardState.WAITING:
+                    engine.let_go(forward, ForwardState.IDLE)
+            if not computation.at_engine:
+                engine.leave_slot(computation)
             return
         self._stop_clock(computation)
         if len(self._waiting) > 2 * len(self._clocks) + _SWEEP_SLACK:
@@ -86,22 +91,22 @@ class Placement:
     def _grant_slot(self, computation: Computation) -> bool:
         pinned = computation.pinned_engine
         ready = [engine for engine in self._engines if engine.ready and pinned in (None, engine.index)]
-        if self._place(computation, [engine for engine in ready if not engine.late] or ready):
-            self._stop_clock(computation)
-            return True
-        return False
+        found = self._reserve(computation, [engine for engine in ready if not engine.late] or ready)
+        if found is None:
+            return False
+        engine, slot = found
+        engine.take(computation, slot)
+        self._stop_clock(computation)
+        return True
 
-    def _place(self, computation: Computation, engines: Sequence[Engine]) -> bool:
-        """Gives an item a slot of the engine with the least to do, and queues it there."""
+    def _reserve(self, computation: Computation, engines: Sequence[Engine]) -> tuple[Engine, Slot] | None:
+        """A slot of the engine with the least to do. None: nobody has space."""
         assert computation.layout is not None
         for engine in sorted(engines, key=lambda engine: (engine.failing, engine.load)):
             slot = engine.slots.reserve(computation.layout.nbytes)
             if slot is not None:
-                computation.slot, computation.engine = slot, engine.index
-                engine.patches[computation.tower] += computation.patches
-                engine.batcher.push(computation)
-                return True
-        return False
+                return engine, slot
+        return None
 
     def _relieve_late_engines(self) -> None:
         """What waits behind a batch that takes far longer than usual goes to other engines that have room for it."""
@@ -110,37 +115,44 @@ class Placement:
         others = [engine for engine in self._engines if engine.ready and not engine.late and not engine.failing]
         for engine in self._engines:
             if engine.late and others:
-                for item in engine.batcher.waiting():
-                    self._move_waiting(engine, item, others)
-                for batch in list(engine.batches.values())[1:]:
-                    for item in list(batch.items):
-                        self._move_sent(engine, batch, item, others)
+                begun, *sent = engine.batches.values()
+                unstarted = [*engine.batcher.waiting(), *(forward for batch in sent for forward in batch.items)]
+                for computation in {forward.computation: None for forward in unstarted}:
+                    if not self._is_bound(computation, begun):
+                        self._move(engine, computation, others)
 
-    def _move_waiting(self, engine: Engine, item: Computation, others: Sequence[Engine]) -> None:
-        slot = item.slot
-        assert slot is not None
-        if item.pinned_engine is None and self._place(item, others):
-            engine.batcher.discard(item)
-            engine.patches[item.tower] -= item.patches
-            engine.slots.free(slot)
+    def _is_bound(self, computation: Computation, begun: Batch) -> bool:
+        """It cannot go elsewhere: it has ended, or a part of its embedding is in its slot or on the way there."""
+        return (
+            computation.ended
+            or computation.pinned_engine is not None
+            or any(forward.state is ForwardState.DONE or forward.batch is begun for forward in computation.forwards)
+        )
 
-    def _move_sent(self, engine: Engine, batch: Batch, item: Computation, others: Sequence[Engine]) -> None:
-        """Moves an item whose batch the engine has, but has not begun.
+    def _move(self, engine: Engine, computation: Computation, others: Sequence[Engine]) -> None:
+        """Moves an item of which the engine has begun nothing.
 
-        The engine will run it all the same. Nobody will look at what it makes of it, so it may even find another input
-        there by then; but it will write the slot.
+        What is in batches that it has, it will run all the same. Nobody will look at what it makes of that, so it may
+        even find another input there by then; but it will write the slot.
         """
-        slot = item.slot
+        slot = computation.slot
         assert slot is not None
-        if item.ended or item.pinned_engine is not None:
+        found = self._reserve(computation, others)
+        if found is None:
             return
-        item.move(PartState.PREPARED)
-        if self._place(item, others):
-            batch.items.remove(item)
-            batch.given_up.append(slot)
-            engine.patches[item.tower] -= item.patches
+        sent = [forward.batch for forward in computation.forwards if forward.batch is not None]
+        for forward in computation.forwards:
+            if forward.batch is not None:
+                forward.batch.items.remove(forward)
+            engine.let_go(forward, ForwardState.IDLE)
+        if sent:
+            # Batches run in the order of their numbers: after the last of them nobody writes the slot any more.
+            max(sent, key=lambda batch: batch.id).given_up.append(slot)
+            computation.move(PartState.PREPARED)
         else:
-            item.move(PartState.ENCODING)
+            engine.slots.free(slot)
+        other, its_slot = found
+        other.take(computation, its_slot)
 
     def _stop_clock(self, computation: Computation) -> None:
         clock = self._clocks.pop(computation.key, None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,7 +108,7 @@ class Preparation:
         self._space_seconds = space_seconds
         self._timers = timers
         self._listener = listener
-        self._queue = FairQueue()
+        self._queue: FairQueue[Computation] = FairQueue()
         """What waits for a worker: items that nobody has measured, and items that were measured and have space."""
         self._waiting: list[tuple[tuple[int, int, int], Computation]] = []
         """What was measured and waits for space. Those without a clock do not wait any more."""
@@ -147,7 +148,7 @@ class Preparation:
                 self._give(worker, computation, now)
 
     def discard(self, computation: Computation) -> None:
-        """It has ended while it was QUEUED, PREPARING or PREPARED."""
+        """It has ended, and no engine has anything of it."""
         self._stop_waiting(computation)
         self._queue.discard(computation)
         job = self._jobs.get(computation.key)
@@ -158,10 +159,12 @@ class Preparation:
             self.free_input(computation)
 
     def free_input(self, computation: Computation) -> None:
-        """Its input is not needed any more, if it has one."""
+        """Nothing of it will run any more: its input is not needed, if it has one."""
         if computation.input_offset is not None:
             self._allocator.free(computation.input_offset)
             computation.input_offset = None
+        # They refer to it: it would live, with its prompt, until the collector comes.
+        computation.forwards = ()
 
     def worker_ready(self, worker: int) -> None:
         """A worker takes items."""
@@ -190,16 +193,16 @@ class Preparation:
             else:
                 self._take_back(computation)
 
-    def measured(self, worker: int, key: int, layout: EmbeddingChunk, model_input: ModelInput, now: float) -> None:
+    def measured(self, worker: int, key: int, layout: EmbeddingChunk, inputs: Sequence[ModelInput], now: float) -> None:
         """A worker knows the shape of an item. It goes on with it until it is told to drop it."""
         job = self._job(worker, key)
-        if job is None or job.computation.ended or job.computation.input is not None:
+        if job is None or job.computation.ended or job.computation.forwards:
             return
         computation = job.computation
-        computation.layout, computation.input = layout, model_input
-        if model_input.nbytes > self._allocator.size:
+        computation.measure(layout, inputs)
+        if computation.input_bytes > self._allocator.size:
             message = (
-                f"the item needs {model_input.nbytes} bytes of model input and the server has room for "
+                f"the item needs {computation.input_bytes} bytes of model input and the server has room for "
                 f"{self._allocator.size}; ask for fewer pixels"
             )
             self._listener.failed(computation, ServiceError(Reason.MEDIA_TOO_LARGE, message), now)
@@ -294,8 +297,7 @@ class Preparation:
         while self._waiting:
             computation = self._waiting[0][-1]
             if computation.key in self._space_clocks:
-                assert computation.input is not None
-                computation.input_offset = self._allocator.allocate(max(computation.input.nbytes, 1))
+                computation.input_offset = self._allocator.allocate(max(computation.input_bytes, 1))
                 if computation.input_offset is None:
                     return
                 self._stop_waiting(computation)

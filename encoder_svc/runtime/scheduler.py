@@ -229,9 +229,11 @@ class Scheduler:
         self.preparation.worker_lost(worker, now)
         self._pump(now)
 
-    def item_measured(self, worker: int, key: int, layout: EmbeddingChunk, model_input: ModelInput, now: float) -> None:
+    def item_measured(
+        self, worker: int, key: int, layout: EmbeddingChunk, inputs: Sequence[ModelInput], now: float
+    ) -> None:
         """A media worker knows an item's shape."""
-        self.preparation.measured(worker, key, layout, model_input, now)
+        self.preparation.measured(worker, key, layout, inputs, now)
         self._pump(now)
 
     def item_prepared(self, worker: int, key: int, seconds: float, now: float) -> None:
@@ -436,9 +438,9 @@ class Scheduler:
     def _end_computation(self, computation: Computation) -> None:
         """It will not make its embedding. What a child still holds of it comes back when the child reports."""
         self.store.end(computation)
-        if computation.stage is PartState.PREPARED:
+        if computation.stage in (PartState.PREPARED, PartState.ENCODING):
             self.encoding.discard(computation)
-        if computation.stage is not PartState.ENCODING:
+        if not computation.at_engine:
             self.preparation.discard(computation)
 
     # Inside: the rest.

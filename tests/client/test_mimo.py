@@ -57,7 +57,10 @@ def matrices(checkpoint: Path) -> list[tuple[torch.Tensor, ...]]:
     """What the towers make of each item alone, without the service."""
     adapter = open_adapter(checkpoint, "float32")
     tower = adapter.load_tower(torch.device("cpu"), lambda _step, _fraction: None)
-    return [tower.encode([prepare(adapter, Medium(name, item, (item.data,))).input])[0] for name, item in ITEMS.items()]
+    prepared = [prepare(adapter, Medium(name, item, (item.data,))) for name, item in ITEMS.items()]
+    return [
+        tuple(tower.encode([taken])[0][0] for taken in (one.input, one.sound) if taken is not None) for one in prepared
+    ]
 
 
 async def test_f33_sound_of_videos_comes_by_every_transport_cached_or_not(

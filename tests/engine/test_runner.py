@@ -241,6 +241,36 @@ def test_a_second_matrix_begins_behind_the_first(arenas: tuple[SharedMemory, Sha
     assert runner.run([asked]).results[0].reason == Reason.FORWARD_FAILED, "a gap was not noticed"
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_items_fill_one_slot_and_the_last_sums_it_up(
+    arenas: tuple[SharedMemory, SharedMemory], order: tuple[int, int]
+) -> None:
+    input_arena, arena = arenas
+    arena.view[:] = bytes(arena.size)
+    halves = [
+        item(input_arena, part, rows, SOUND, HIDDEN, DataType.DATA_TYPE_FLOAT32) for part, rows in ((0, 3), (1, 5))
+    ]
+    pictures, sound = halves
+    begin = -(-pictures.nbytes // MATRIX_ALIGNMENT) * MATRIX_ALIGNMENT
+    for spec in sound.tensors:
+        spec.byte_offset += begin
+    specs, whole = [*pictures.tensors, *sound.tensors], begin + sound.nbytes
+    for number, half in enumerate(halves):
+        half.input.matrices, half.first_matrix, half.partial = 1, number, number == order[0]
+        del half.tensors[:]
+        half.tensors.extend(specs)
+        half.payload_offset, half.nbytes = 64, whole
+    runner = Runner(FragileTower(HIDDEN), torch.device("cpu"), input_arena, arena, HostStaging())
+    first, last = (runner.run([halves[number]]).results[0] for number in order)
+    assert (first.reason, first.HasField("checksum")) == ("", False)
+    assert last.checksum.value == xxhash.xxh3_64_intdigest(arena.array(64, whole).tobytes())
+    for number, spec in enumerate((specs[0], specs[LEVELS + 1])):
+        assert (tensor_view(arena, 64, spec)[:, 0] == number + 1).all()
+
+    sound.input.tensors[0].shape[0] -= 1
+    assert runner.run([sound]).results[0].reason == Reason.FORWARD_FAILED, "the half of another size was not noticed"
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -102,7 +102,7 @@ def test_input_in_shared_memory_is_the_adapters(
     prepare(worker, 1, data)
     measured = expect_measured(worker, 1)
     offset = 4096
-    guard = arena.array(offset + measured.input.nbytes, 64)
+    guard = arena.array(offset + measured.inputs[0].nbytes, 64)
     guard[:] = 0xA5
     grant(worker, 1, offset)
     expect_prepared(worker, 1)
@@ -111,9 +111,10 @@ def test_input_in_shared_memory_is_the_adapters(
     probe = ImageProbe(data, MAX_PIXELS)
     item = MediaItem(modality=Modality.MODALITY_IMAGE)
     layout = adapter.measure(item, probe)
-    assert (layout.chunk, layout.input) == (measured.layout, measured.input)
+    assert layout.chunk == measured.layout
+    assert list(layout.inputs) == list(measured.inputs)
     (expected,) = adapter.prepare(item, probe, layout)
-    assert torch.equal(tensor_view(arena, offset, measured.input.tensors[0]), expected)
+    assert torch.equal(tensor_view(arena, offset, measured.inputs[0].tensors[0]), expected)
     assert (guard == 0xA5).all()
 
 
@@ -183,7 +184,7 @@ def test_an_item_is_only_measured_and_then_prepared_when_it_comes_again(worker: 
     measured = expect_measured(worker, 1)
     assert worker.receive_kind("failed").failed.reason == "DROPPED"
     grant(worker, 2, 0)
-    assert expect_measured(worker, 2).input == measured.input
+    assert expect_measured(worker, 2).inputs == measured.inputs
     assert worker.receive_kind("prepared").prepared.part == 2
 
 

@@ -5,7 +5,7 @@ A family's row says which media to encode and how its reference in transformers 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import torch
 from encoder_svc.media.item import open_media
 from encoder_svc.media.limits import MediaLimits
 from encoder_svc.models.adapter import Adapter, Layout, TowerInput
-from epd.encoder.v1.media_pb2 import MediaItem
+from epd.encoder.v1.media_pb2 import MediaItem, Modality
+from epd.internal.v1.media_worker_pb2 import Tower as TowerName
 
 LIMITS = MediaLimits(
     image_pixels=64_000_000, video_pixels=9_000_000, video_frames=10_000, video_seconds=600.0, audio_seconds=600.0
@@ -39,6 +40,8 @@ class Prepared:
 
     layout: Layout
     input: TowerInput
+    sound: TowerInput | None = None
+    """Of a video, for the other tower."""
 
 
 Reference = Callable[[Any, Path, Medium, Prepared], torch.Tensor]
@@ -67,6 +70,17 @@ def prepare(adapter: Adapter, medium: Medium) -> Prepared:
     probe = open_media(medium.item, medium.files, LIMITS)
     layout = adapter.measure(medium.item, probe)
     tensors = tuple(adapter.prepare(medium.item, probe, layout))
-    told = [tuple(spec.shape) for spec in layout.input.tensors]
+    told = [tuple(spec.shape) for taken in layout.inputs for spec in taken.tensors]
     assert told == [tuple(tensor.shape) for tensor in tensors], "the input is not what was measured"
-    return Prepared(layout, TowerInput(medium.item.modality, tuple(layout.chunk.grid_dim), tensors))
+    return Prepared(layout, *tower_inputs(medium.item.modality, layout, tensors))
+
+
+def tower_inputs(modality: Modality, layout: Layout, tensors: Sequence[torch.Tensor]) -> list[TowerInput]:
+    """What each tower gets, as front and engine deal it out."""
+    rest, inputs = list(tensors), []
+    for taken in layout.inputs:
+        of_it, rest = rest[: len(taken.tensors)], rest[len(taken.tensors) :]
+        heard = taken.tower == TowerName.TOWER_AUDIO
+        grid = tuple(taken.grid_dim or layout.chunk.grid_dim)
+        inputs.append(TowerInput(Modality.MODALITY_AUDIO if heard else modality, grid, tuple(of_it)))
+    return inputs

@@ -28,7 +28,7 @@ from encoder_svc.models.registry import FAMILIES, check_servable, open_adapter
 from epd.encoder.v1.media_pb2 import MediaItem, Modality, VideoOptions
 from epd.internal.v1.engine_pb2 import BatchItem
 from tests.models.cases.mimo import media, reference
-from tests.models.family_cases import prepare
+from tests.models.family_cases import prepare, tower_inputs
 from tests.models.mimo_reference import MimoReference
 
 RATE = 24_000
@@ -272,14 +272,15 @@ def test_f32_units_behind_the_end_of_a_track_have_no_rows(
     assert units.shown <= rows
 
 
-def layout_of(adapter: Any, scene: Scene, item: MediaItem = WITH_SOUND) -> tuple[Layout, TowerInput]:
+def layout_of(adapter: Any, scene: Scene, item: MediaItem = WITH_SOUND) -> tuple[Layout, list[TowerInput]]:
     layout = adapter.measure(item, scene)
     tensors = tuple(adapter.prepare(item, scene, layout))
-    assert [tuple(spec.shape) for spec in layout.input.tensors] == [tuple(tensor.shape) for tensor in tensors]
-    ends = [spec.byte_offset + tensor.nbytes for spec, tensor in zip(layout.input.tensors, tensors, strict=True)]
-    starts = [spec.byte_offset for spec in layout.input.tensors]
-    assert all(end <= start for end, start in zip(ends, [*starts[1:], layout.input.nbytes], strict=True))
-    return layout, TowerInput(item.modality, tuple(layout.chunk.grid_dim), tensors)
+    specs = [spec for taken in layout.inputs for spec in taken.tensors]
+    assert [tuple(spec.shape) for spec in specs] == [tuple(tensor.shape) for tensor in tensors]
+    ends = [spec.byte_offset + tensor.nbytes for spec, tensor in zip(specs, tensors, strict=True)]
+    starts = [spec.byte_offset for spec in specs]
+    assert all(end <= start for end, start in zip(ends, [*starts[1:], layout.inputs[-1].nbytes], strict=True))
+    return layout, tower_inputs(item.modality, layout, tensors)
 
 
 SCENES = {
@@ -304,7 +305,7 @@ def test_f31_every_video_tells_of_its_sound(adapter: Any, name: str) -> None:
     matrices = slot_matrices(BatchItem(tensors=chunk.tensors, nbytes=chunk.nbytes))
     if name in ("silent", "no sample"):
         assert (sound.video_audio_feature_lens, lengths, sound.video_audio_per_video_num_units) == (0, [], 0)
-        assert len(matrices) == len(layout.input.tensors) == 1
+        assert len(matrices) == len(layout.inputs) == 1
         return
     assert sound.video_audio_per_video_num_units == len(lengths) == chunk.grid_dim[0]
     assert sum(lengths) <= sound.video_audio_feature_lens
@@ -337,20 +338,22 @@ def test_sound_that_is_not_asked_for_is_silent(adapter: Any) -> None:
 
 
 def test_f31_each_sound_stays_with_its_video(adapter: Any, tower: Any, plain_model: MimoReference) -> None:
-    layouts, items = zip(*(layout_of(adapter, scene) for scene in SCENES.values()), strict=True)
+    found = [layout_of(adapter, scene) for scene in SCENES.values()]
     alone = mel_of(90, 9)
-    batch = [*items[:3], TowerInput(Modality.MODALITY_AUDIO, (90,), (alone,)), *items[3:]]
-    encoded = tower.encode(batch)
-    torch.testing.assert_close(encoded.pop(3)[0], plain_model.hear(alone), atol=1e-4, rtol=0)
-    for layout, item, found in zip(layouts, items, encoded, strict=True):
+    heard = [sound for _, (_, *sounds) in found for sound in sounds]
+    sounds = iter(tower.encode([TowerInput(Modality.MODALITY_AUDIO, (90,), (alone,)), *heard]))
+    torch.testing.assert_close(next(sounds)[0], plain_model.hear(alone), atol=1e-4, rtol=0)
+    pictures = tower.encode([seen for _, (seen, *_) in found])
+    for (layout, inputs), (rows,) in zip(found, pictures, strict=True):
         chunk = layout.chunk
-        assert [list(matrix.shape) for matrix in found] == [list(spec.shape) for spec in chunk.tensors]
-        (picture, *_) = tower.encode([TowerInput(item.modality, item.grid, item.tensors[:1])])[0]
-        torch.testing.assert_close(found[0], picture, atol=1e-4, rtol=0)
-        if len(found) > 1:
-            heard = plain_model.hear(item.tensors[1])
-            assert len(heard) == chunk.video.audio.video_audio_feature_lens
-            torch.testing.assert_close(found[1], heard[: len(found[1])], atol=1e-4, rtol=0)
+        assert list(rows.shape) == list(chunk.tensors[0].shape)
+        torch.testing.assert_close(rows, tower.encode(inputs[:1])[0][0], atol=1e-4, rtol=0)
+        for sound in inputs[1:]:
+            (kept,) = next(sounds)
+            assert list(kept.shape) == list(chunk.tensors[1].shape)
+            whole = plain_model.hear(sound.tensors[0])
+            assert len(whole) == chunk.video.audio.video_audio_feature_lens
+            torch.testing.assert_close(kept, whole[: len(kept)], atol=1e-4, rtol=0)
 
 
 # Weights

@@ -14,6 +14,7 @@ from encoder_svc.runtime.commands import EncodeCommand, ItemCommand
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.engine_table import Engine
 from encoder_svc.runtime.events import Accepted, ChunkEvent, Completed, Event, PartCancelled, PartFailed
+from encoder_svc.runtime.forwards import Forward
 from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.requests import Prompt, Request
 from encoder_svc.runtime.rules import Rules
@@ -303,10 +304,21 @@ def layout(nbytes: int = 128) -> EmbeddingChunk:
     return EmbeddingChunk(grid_dim=[1, 2, 2], token_count=nbytes // 4, tensors=[spec], nbytes=nbytes)
 
 
-def item_result(part: int, reason: str = "") -> ItemResult:
+def item_inputs(nbytes: int = 64, patches: int = 4, frames: int = 0) -> list[ModelInput]:
+    """What the towers take of an item; with ``frames`` of sound it is a video, whose two inputs share the bytes."""
+    if not frames:
+        return [model_input(nbytes, patches)]
+    pictures = ModelInput(nbytes=nbytes // 2, patches=patches, tower=Tower.TOWER_VISION, matrices=1)
+    sound = ModelInput(nbytes=nbytes, patches=frames, tower=Tower.TOWER_AUDIO, matrices=1, grid_dim=[frames])
+    return [pictures, sound]
+
+
+def item_result(part: int, reason: str = "", partial: bool = False) -> ItemResult:
     """How a forward went for a part; its checksum is its number."""
     if reason:
         return ItemResult(part=part, reason=reason, message="own words")
+    if partial:
+        return ItemResult(part=part)
     return ItemResult(part=part, checksum=Checksum(algorithm="CHECKSUM_ALGORITHM_XXH3_64", value=part))
 
 
@@ -322,8 +334,6 @@ class ComputationMaker:
         prompt_id: str = "p",
         *,
         priority: int = 0,
-        patches: int = 1,
-        tower: Tower = Tower.TOWER_VISION,
         part_idx: int = 0,
         file_bytes: int = 10,
         stage: PartState = PartState.QUEUED,
@@ -338,9 +348,29 @@ class ComputationMaker:
             priority=priority,
             begun_at=0.0,
             stage=stage,
-            input=model_input(patches=patches, tower=tower),
             attempts=attempts,
         )
+
+
+class ForwardMaker:
+    """Makes forwards of one tower, each of a computation of its own."""
+
+    def __init__(self) -> None:
+        self._make = ComputationMaker()
+
+    def __call__(
+        self,
+        prompt_id: str = "p",
+        *,
+        priority: int = 0,
+        patches: int = 1,
+        tower: Tower = Tower.TOWER_VISION,
+        attempts: int = 0,
+    ) -> Forward:
+        computation = self._make(prompt_id, priority=priority, attempts=attempts)
+        computation.measure(layout(), [model_input(patches=patches, tower=tower)])
+        (forward,) = computation.forwards
+        return forward
 
 
 def part_of(computation: Computation | None) -> Part:
@@ -391,11 +421,14 @@ class Brain:
         self.now += seconds
         self.scheduler.tick(self.now)
 
-    def measure(self, worker: int = 0, *, nbytes: int = 128, input_bytes: int = 64, patches: int = 4) -> int:
+    def measure(
+        self, worker: int = 0, *, nbytes: int = 128, input_bytes: int = 64, patches: int = 4, frames: int = 0
+    ) -> int:
         """The worker knows the shape of its first item that it has not measured. Returns the part."""
         task = next(task for task in self.hands.tasks[worker] if not task.measured)
         task.measured, task.nbytes = True, input_bytes
-        self.scheduler.item_measured(worker, task.part, layout(nbytes), model_input(input_bytes, patches), self.now)
+        inputs = item_inputs(input_bytes, patches, frames)
+        self.scheduler.item_measured(worker, task.part, layout(nbytes), inputs, self.now)
         return task.part
 
     def finish(self, worker: int = 0) -> int:
@@ -408,11 +441,13 @@ class Brain:
             self.scheduler.item_prepared(worker, task.part, 0.5, self.now)
         return task.part
 
-    def prepare_all(self, *, nbytes: int = 128, input_bytes: int = 64, patches: int = 4, worker: int = 0) -> None:
+    def prepare_all(
+        self, *, nbytes: int = 128, input_bytes: int = 64, patches: int = 4, frames: int = 0, worker: int = 0
+    ) -> None:
         """The worker prepares everything that it can get."""
         while tasks := self.hands.tasks[worker]:
             if not tasks[0].dropped and not tasks[0].measured:
-                self.measure(worker, nbytes=nbytes, input_bytes=input_bytes, patches=patches)
+                self.measure(worker, nbytes=nbytes, input_bytes=input_bytes, patches=patches, frames=frames)
             self.finish(worker)
 
     def lose_worker(self, worker: int = 0) -> None:
@@ -429,7 +464,7 @@ class Brain:
     def finish_batch(self, engine: int = 0, reasons: dict[int, str] | None = None) -> RunningBatch:
         """The engine has run its first batch; ``reasons`` says which parts failed."""
         batch = self.hands.batches[engine].pop(0)
-        results = [item_result(item.part, (reasons or {}).get(item.part, "")) for item in batch.items]
+        results = [item_result(item.part, (reasons or {}).get(item.part, ""), item.partial) for item in batch.items]
         self.scheduler.batch_done(engine, BatchDone(batch=batch.id, items=results), self.now)
         return batch
 

@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encoder_svc.runtime.batcher import LEAD_SECONDS, Batcher
-from encoder_svc.runtime.computations import Computation
+from encoder_svc.runtime.forwards import Forward
 from epd.internal.v1.media_worker_pb2 import Tower
-from tests.runtime.recording_hands import ComputationMaker, budgets
+from tests.runtime.recording_hands import ForwardMaker, budgets
 
 VISION, AUDIO = Tower.TOWER_VISION, Tower.TOWER_AUDIO
 
 
-def batches(batcher: Batcher) -> list[list[Computation]]:
+def batches(batcher: Batcher) -> list[list[Forward]]:
     """All batches, in order."""
     found = []
     while batch := batcher.next_batch(0.0, None):
@@ -29,7 +29,7 @@ KINDS = st.tuples(
 
 @given(st.lists(KINDS, max_size=40))
 def test_every_part_runs_once_in_a_batch_that_obeys_the_rules(kinds: list[tuple[int, Tower, int, int]]) -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(100, frames=80))
+    make, batcher = ForwardMaker(), Batcher(budgets(100, frames=80))
     parts = [
         make(str(prompt), patches=patches, tower=tower, attempts=attempts) for patches, tower, attempts, prompt in kinds
     ]
@@ -40,32 +40,32 @@ def test_every_part_runs_once_in_a_batch_that_obeys_the_rules(kinds: list[tuple[
     for batch in found:
         (tower,) = {part.tower for part in batch}
         assert len(batch) == 1 or sum(part.patches for part in batch) <= budgets(100, frames=80)[tower]
-        assert len(batch) == 1 or all(part.attempts == 0 for part in batch)
+        assert len(batch) == 1 or all(part.computation.attempts == 0 for part in batch)
 
 
 def test_small_parts_share_a_batch_up_to_the_budget() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(100))
+    make, batcher = ForwardMaker(), Batcher(budgets(100))
     for _ in range(25):
         batcher.push(make(patches=10))
     assert [len(batch) for batch in batches(batcher)] == [10, 10, 5]
 
 
 def test_a_batch_may_fill_the_budget_exactly() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(100))
+    make, batcher = ForwardMaker(), Batcher(budgets(100))
     for patches in (60, 40, 1):
         batcher.push(make(patches=patches))
     assert [len(batch) for batch in batches(batcher)] == [2, 1]
 
 
 def test_an_oversize_part_runs_alone() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(100))
+    make, batcher = ForwardMaker(), Batcher(budgets(100))
     for patches in (10, 500, 10):
         batcher.push(make(patches=patches))
     assert [[part.patches for part in batch] for batch in batches(batcher)] == [[10], [500], [10]]
 
 
 def test_one_batch_is_for_one_tower_and_each_has_its_budget() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(2, frames=100))
+    make, batcher = ForwardMaker(), Batcher(budgets(2, frames=100))
     for tower in (VISION, AUDIO, VISION, AUDIO, VISION, AUDIO):
         batcher.push(make(tower=tower, patches=1 if tower == VISION else 50))
     found = [(batch[0].tower, len(batch)) for batch in batches(batcher)]
@@ -73,14 +73,14 @@ def test_one_batch_is_for_one_tower_and_each_has_its_budget() -> None:
 
 
 def test_what_waits_for_one_tower_makes_no_batch_of_the_other_full() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(10))
+    make, batcher = ForwardMaker(), Batcher(budgets(10))
     batcher.push(make(patches=6))
     batcher.push(make(patches=6, tower=AUDIO))
     assert batcher.due(5.0, 60.0) == 60.0 - LEAD_SECONDS
 
 
 def test_a_full_tower_starves_no_other() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(10))
+    make, batcher = ForwardMaker(), Batcher(budgets(10))
     sound = make(tower=AUDIO)
     batcher.push(sound)
     for now in range(3):
@@ -91,7 +91,7 @@ def test_a_full_tower_starves_no_other() -> None:
 
 
 def test_the_larger_priority_goes_first_whatever_tower_it_is_for() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(10))
+    make, batcher = ForwardMaker(), Batcher(budgets(10))
     batcher.push(make())
     urgent = make(tower=AUDIO, priority=1)
     batcher.push(urgent)
@@ -99,14 +99,14 @@ def test_the_larger_priority_goes_first_whatever_tower_it_is_for() -> None:
 
 
 def test_a_suspect_runs_alone() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(100))
+    make, batcher = ForwardMaker(), Batcher(budgets(100))
     for attempts in (0, 1, 1, 0, 0):
         batcher.push(make(attempts=attempts))
     assert [len(batch) for batch in batches(batcher)] == [1, 1, 1, 2]
 
 
 def test_parts_that_were_taken_out_take_no_place() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(2))
+    make, batcher = ForwardMaker(), Batcher(budgets(2))
     parts = [make() for _ in range(4)]
     for part in parts:
         batcher.push(part)
@@ -116,7 +116,7 @@ def test_parts_that_were_taken_out_take_no_place() -> None:
 
 
 def test_an_empty_batcher_has_no_batch() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(2))
+    make, batcher = ForwardMaker(), Batcher(budgets(2))
     assert batcher.next_batch(0.0, None) == []
     part = make()
     batcher.push(part)
@@ -134,13 +134,13 @@ def test_nothing_is_due_while_nothing_waits() -> None:
 
 
 def test_an_idle_engine_gets_what_there_is_at_once() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(10))
+    make, batcher = ForwardMaker(), Batcher(budgets(10))
     batcher.push(make())
     assert batcher.due(5.0, None) == 5.0
 
 
 def test_a_window_lets_the_first_item_wait_for_company_and_no_longer() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(10), window=0.5)
+    make, batcher = ForwardMaker(), Batcher(budgets(10), window=0.5)
     batcher.push(make())
     assert batcher.due(5.0, None) == 5.5
     batcher.push(make())
@@ -151,7 +151,7 @@ def test_a_window_lets_the_first_item_wait_for_company_and_no_longer() -> None:
 
 
 def test_a_full_batch_does_not_wait() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(10), window=0.5)
+    make, batcher = ForwardMaker(), Batcher(budgets(10), window=0.5)
     batcher.push(make(patches=9))
     assert batcher.due(5.0, 60.0) == 60.0 - LEAD_SECONDS
     batcher.push(make(patches=1))
@@ -159,20 +159,20 @@ def test_a_full_batch_does_not_wait() -> None:
 
 
 def test_a_suspect_does_not_wait_since_nobody_will_join_it() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(10), window=0.5)
+    make, batcher = ForwardMaker(), Batcher(budgets(10), window=0.5)
     batcher.push(make(attempts=1))
     assert batcher.due(5.0, 60.0) == 5.0
 
 
 def test_while_a_batch_runs_the_next_is_taken_just_before_its_end() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(10))
+    make, batcher = ForwardMaker(), Batcher(budgets(10))
     batcher.push(make())
     assert batcher.due(5.0, 6.0) == 6.0 - LEAD_SECONDS
     assert (batcher.due(7.0, 6.0) or 0) <= 7.0, "it takes longer than was expected: at once"
 
 
 def test_what_was_taken_out_makes_no_batch_full() -> None:
-    make, batcher = ComputationMaker(), Batcher(budgets(10))
+    make, batcher = ForwardMaker(), Batcher(budgets(10))
     first = make(patches=5)
     for item in (first, make(patches=4)):
         batcher.push(item)

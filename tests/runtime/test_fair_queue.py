@@ -10,7 +10,7 @@ from encoder_svc.runtime.fair_queue import FairQueue
 from tests.runtime.recording_hands import ComputationMaker
 
 
-def drained(queue: FairQueue) -> list[Computation]:
+def drained(queue: FairQueue[Computation]) -> list[Computation]:
     """Everything, in the order in which it leaves."""
     parts = []
     while (part := queue.pop()) is not None:
@@ -19,7 +19,7 @@ def drained(queue: FairQueue) -> list[Computation]:
 
 
 def test_one_image_does_not_wait_behind_64_of_another_prompt() -> None:
-    make, queue = ComputationMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue[Computation]()
     for _ in range(64):
         queue.push(make("many"), 10)
     single = make("one")
@@ -28,7 +28,7 @@ def test_one_image_does_not_wait_behind_64_of_another_prompt() -> None:
 
 
 def test_a_late_prompt_is_neither_favoured_for_its_absence_nor_punished() -> None:
-    make, queue = ComputationMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue[Computation]()
     for _ in range(64):
         queue.push(make("many"), 10)
     for _ in range(32):
@@ -43,7 +43,7 @@ def test_a_late_prompt_is_neither_favoured_for_its_absence_nor_punished() -> Non
 @given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=20), min_size=2, max_size=4))
 def test_prompts_that_wait_get_equal_shares_of_cost(costs: list[list[int]]) -> None:
     """The bound of start-time fair queueing: two prompts with work differ by at most their two largest costs."""
-    make, queue = ComputationMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue[Computation]()
     cost_of: dict[int, int] = {}
     left = {str(index): len(of_prompt) for index, of_prompt in enumerate(costs)}
     for index, of_prompt in enumerate(costs):
@@ -66,7 +66,7 @@ def test_prompts_that_wait_get_equal_shares_of_cost(costs: list[list[int]]) -> N
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 9)), max_size=30))
 def test_larger_priorities_leave_first_and_equal_ones_of_a_prompt_in_order(entries: list[tuple[int, int]]) -> None:
-    make, queue = ComputationMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue[Computation]()
     parts = [make("p", priority=priority) for priority, _ in entries]
     for part, (_, cost) in zip(parts, entries, strict=True):
         queue.push(part, cost)
@@ -75,7 +75,7 @@ def test_larger_priorities_leave_first_and_equal_ones_of_a_prompt_in_order(entri
 
 def test_a_prompt_of_many_parts_is_not_starved_by_prompts_that_keep_coming() -> None:
     """Each newcomer has one part, so none of them is ever ahead; still the old prompt gets its share, one in nine."""
-    make, queue = ComputationMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue[Computation]()
     old = [make("old") for _ in range(5)]
     for part in old:
         queue.push(part, 10)
@@ -92,7 +92,7 @@ def test_a_prompt_of_many_parts_is_not_starved_by_prompts_that_keep_coming() -> 
 
 
 def test_parts_that_were_taken_out_are_skipped_and_cost_nothing() -> None:
-    make, queue = ComputationMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue[Computation]()
     first, second, third = make(), make(), make()
     for cost, part in enumerate((first, second, third), 1):
         queue.push(part, cost)
@@ -108,7 +108,7 @@ def test_parts_that_were_taken_out_are_skipped_and_cost_nothing() -> None:
 
 
 def test_one_that_comes_back_is_there_once() -> None:
-    make, queue = ComputationMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue[Computation]()
     first, second = make(), make()
     for part in (first, second):
         queue.push(part, 1)
@@ -119,7 +119,7 @@ def test_one_that_comes_back_is_there_once() -> None:
 
 
 def test_drain_takes_all_in_order() -> None:
-    make, queue = ComputationMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue[Computation]()
     parts = [make() for _ in range(4)]
     for part in parts:
         queue.push(part, 1)
@@ -130,7 +130,7 @@ def test_drain_takes_all_in_order() -> None:
 
 
 def test_cancels_do_not_let_the_heap_grow() -> None:
-    make, queue = ComputationMaker(), FairQueue()
+    make, queue = ComputationMaker(), FairQueue[Computation]()
     kept = make("kept")
     queue.push(kept, 1)
     for _ in range(5000):
@@ -142,7 +142,7 @@ def test_cancels_do_not_let_the_heap_grow() -> None:
 
 
 def test_prompts_that_ended_are_forgotten() -> None:
-    queue = FairQueue()
+    queue = FairQueue[Computation]()
     for _ in range(100):
         make = ComputationMaker()
         queue.push(make(), 1)

@@ -6,6 +6,7 @@ Whatever happened, everything comes to an end: each part once, each request with
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCo
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.content_names import name_content
 from encoder_svc.runtime.events import ChunkEvent, PartFailed
+from encoder_svc.runtime.forwards import ForwardState
 from encoder_svc.runtime.leases import Lease, LeaseState
 from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.requests import Request
@@ -38,16 +40,20 @@ from tests.runtime.recording_hands import (
     Task,
     digest_of,
     encode_command,
+    item_inputs,
     item_result,
     layout,
-    model_input,
 )
 
 WORKERS = ENGINES = 2
 ARENA, INPUT = 4096, 2048
-SMALL, MIDDLE, LARGE = (64, 64, 1), (200, 300, 4), (900, 900, 9)
-SIZES = [SMALL, SMALL, MIDDLE, MIDDLE, LARGE, (1900, 1500, 40), (2100, 64, 1), (64, INPUT + 1, 1)]
-"""Bytes of the embedding, bytes of the input, patches; of each content."""
+SMALL, MIDDLE, LARGE = (64, 64, 1, 0), (200, 300, 4, 0), (900, 900, 9, 0)
+FILM, LONG_FILM = (192, 256, 4, 3), (704, 512, 9, 12)
+SIZES = [
+    *(SMALL, SMALL, MIDDLE, MIDDLE, LARGE, FILM, FILM, LONG_FILM),
+    *((1900, 1500, 40, 0), (2100, 64, 1, 0), (64, INPUT + 1, 1, 0)),
+]
+"""Bytes of the embedding, bytes of the input, patches, and mel frames of sound; of each content."""
 CONTENTS = len(SIZES)
 REASONS = [Reason.FORWARD_FAILED, Reason.OUTPUT_NOT_FINITE, Reason.OUT_OF_MEMORY]
 REFUSALS = {
@@ -109,6 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             workers=0,
             engines=ENGINES,
             arena_bytes=ARENA,
+            budget=6,
             started=False,
             prompt_bytes=ARENA // 2,
             input_bytes=INPUT,
@@ -127,6 +134,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What these show."""
         self.forwards: set[int] = set()
         """Those of them that came back well."""
+        self.failed: set[int] = set()
+        """Those of them of which something came back badly."""
+        self.halves: dict[int, tuple[int, int]] = {}
+        """Those of which one tower's share is written: in which engine's life, and where."""
+        self.lives: Counter[int] = Counter()
         self.workers: set[int] = set()
         self.engines: set[int] = set()
         self.released: list[bytes] = []
@@ -357,7 +369,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """The worker does the next thing for its first item."""
         scheduler, now = self.scheduler, self.brain.now
         # Equal content has equal sizes.
-        nbytes, input_bytes, patches = SIZE_OF.get(self.shows[task.part][2], MIDDLE)
+        nbytes, input_bytes, patches, frames = SIZE_OF.get(self.shows[task.part][2], MIDDLE)
         if fails and not task.dropped:
             self.hands.tasks[worker].pop(0)
             scheduler.item_failed(worker, task.part, ServiceError(Reason.MEDIA_CORRUPT, "own words"), now)
@@ -366,7 +378,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduler.item_dropped(worker, task.part, now)
         elif not task.measured:
             task.measured, task.nbytes = True, input_bytes
-            scheduler.item_measured(worker, task.part, layout(nbytes), model_input(input_bytes, patches), now)
+            inputs = item_inputs(input_bytes, patches, frames)
+            scheduler.item_measured(worker, task.part, layout(nbytes), inputs, now)
         elif task.offset is not None:
             self.hands.tasks[worker].pop(0)
             scheduler.item_prepared(worker, task.part, 0.1, now)
@@ -410,11 +423,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             batch.started = True
             self.scheduler.batch_started(engine, batch.id)
             return
-        self.hands.batches[engine].pop(0)
         reasons = [one_of(data, REASONS) if data.draw(st.integers(0, 9)) == 0 else "" for _ in batch.items]
-        results = [item_result(item.part, reason) for item, reason in zip(batch.items, reasons, strict=True)]
-        self.forwards |= {result.part for result in results if not result.reason}
-        self.scheduler.batch_done(engine, BatchDone(batch=batch.id, items=results), self.brain.now)
+        self.finish_batch(engine, reasons)
+
+    @precondition(lambda self: any(len(self.hands.batches[engine]) > 1 for engine in self.engines))
+    @rule(data=st.data())
+    def engine_is_late(self, data: st.DataObject) -> None:
+        """What stands behind its batch goes elsewhere, if there is room."""
+        engine = one_of(data, [engine for engine in sorted(self.engines) if len(self.hands.batches[engine]) > 1])
+        if not self.hands.batches[engine][0].started:
+            self.brain.start_batch(engine)
+        self.brain.advance(5.0)
 
     @precondition(lambda self: self.hands.verifies)
     @rule(data=st.data(), damaged=st.booleans())
@@ -434,6 +453,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose_engine(self, engine: int) -> None:
         """An engine dies, of itself or because it was stopped."""
         self.engines.remove(engine)
+        self.lives[engine] += 1
         self.released += [lease.id for lease in self.live_leases() if lease.slot.engine == engine]
         self.brain.lose_engine(engine)
         assert self.brain.engines[engine].slots.live == (), "a dead engine's slots are all free"
@@ -466,10 +486,21 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.brain.start_batch(engine)
                     self.finish_batch(engine)
 
-    def finish_batch(self, engine: int) -> None:
-        """The engine's first batch goes well."""
-        self.forwards |= {item.part for item in self.hands.batches[engine][0].items}
-        self.brain.finish_batch(engine)
+    def finish_batch(self, engine: int, reasons: Sequence[str] = ()) -> None:
+        """The engine's first batch comes back, well or as is said of each item."""
+        batch = self.hands.batches[engine].pop(0)
+        asked = {forward.computation.key for forward in self.brain.engines[engine].batches[batch.id].items}
+        results = []
+        for item, reason in zip(batch.items, reasons or [""] * len(batch.items), strict=True):
+            results.append(item_result(item.part, reason, item.partial))
+            place = (self.lives[engine] * ENGINES + engine, item.payload_offset)
+            if reason:
+                self.failed |= {item.part} & asked
+            elif item.partial:
+                self.halves[item.part] = place
+            elif not item.input.matrices or self.halves.get(item.part) == place:
+                self.forwards.add(item.part)
+        self.scheduler.batch_done(engine, BatchDone(batch=batch.id, items=results), self.brain.now)
 
     @precondition(lambda self: self.hands.stopped_engines)
     @rule(data=st.data())
@@ -505,7 +536,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert slot.leases == alive.pop(slot, 0)
                 if filled:
                     assert slot.leases or slot.name is not None, "a slot that nobody has is free"
-                    assert slot.checksum in self.forwards, "what failed is not there to be read"
+                    assert slot.checksum in self.forwards - self.failed, "only what is whole is there to be read"
                 else:
                     assert slot.leases == 0
                     assert slot.name is None
@@ -526,9 +557,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def inputs_are_apart(self) -> None:
         places = [
-            (computation.input_offset, computation.input_offset + computation.input.nbytes)
+            (computation.input_offset, computation.input_offset + computation.input_bytes)
             for computation in self.made.values()
-            if computation.input_offset is not None and computation.input is not None
+            if computation.input_offset is not None
         ]
         for worker in self.workers:
             for task in self.hands.tasks[worker]:
@@ -536,7 +567,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for engine in self.engines:
             for batch in self.brain.engines[engine].batches.values():
                 sent = {item.part: item.input_offset for item in self.batch(engine, batch.id).items}
-                assert all(sent[item.key] == item.input_offset for item in batch.items)
+                assert all(sent[item.computation.key] == item.computation.input_offset for item in batch.items)
         places.sort()
         assert all(first[1] <= second[0] for first, second in pairwise(places))
         assert all(end <= INPUT for _, end in places)
@@ -558,16 +589,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         for engine in self.brain.engines:
             assert len(engine.batches) <= self.brain.rules.batches_ahead
             assert sorted(engine.batches) == [batch.id for batch in self.hands.batches[engine.index]]
-            given_parts = sum(item.patches for batch in engine.batches.values() for item in batch.items)
-            queued = sum(
-                computation.patches
-                for computation in self.made.values()
-                if computation.slot
-                and not computation.ended
-                and computation.stage is PartState.PREPARED
-                and computation.engine == engine.index
-            )
-            assert engine.patches[Tower.TOWER_VISION] == given_parts + queued
+            sent = [forward for batch in engine.batches.values() for forward in batch.items]
+            waiting = engine.batcher.waiting()
+            assert {forward.state for forward in sent} <= {ForwardState.SENT}
+            assert {forward.state for forward in waiting} <= {ForwardState.WAITING}
+            assert all(not forward.computation.ended for forward in waiting)
+            assert {forward.computation.engine for forward in (*sent, *waiting)} <= {engine.index}
+            for tower in (Tower.TOWER_VISION, Tower.TOWER_AUDIO):
+                given = sum(forward.patches for forward in (*sent, *waiting) if forward.tower == tower)
+                assert engine.patches[tower] == given
+            here = {forward.key for forward in (*sent, *waiting)}
+            assert len(here) == len(sent) + len(waiting), "a forward is in one place"
+            for computation in self.made.values():
+                if computation.slot is not None and not computation.ended and computation.engine == engine.index:
+                    open_ones = {f.key for f in computation.forwards if f.state is not ForwardState.DONE}
+                    assert open_ones <= here, "what is in no hand would wait for ever"
+                    assert open_ones
         assert self.scheduler.uploads.bytes <= self.brain.rules.max_uploads_bytes
 
     @invariant()

@@ -254,7 +254,7 @@ def test_a_worker_that_dies_after_measuring_charges_nobody_twice() -> None:
     brain.hands.tasks[0][1].measured = True
     brain.measure(nbytes=64)
     key = brain.keys[0]
-    brain.scheduler.item_measured(0, key, layout(128), model_input(), brain.now)
+    brain.scheduler.item_measured(0, key, layout(128), [model_input()], brain.now)
     joiner = brain.submit(asks(2))
     charged = brain.request.prompt.slot_bytes
     brain.lose_worker()

@@ -39,7 +39,14 @@ class EngineReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[_media_worker_pb2.ChildHello, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., started: _Optional[_Union[BatchStarted, _Mapping]] = ..., done: _Optional[_Union[BatchDone, _Mapping]] = ..., verified: _Optional[_Union[SlotVerified, _Mapping]] = ..., child_failed: _Optional[_Union[_media_worker_pb2.ChildFailed, _Mapping]] = ...) -> None: ...
 
 class ConfigureEngine(_message.Message):
-    __slots__ = ("model", "device", "dtype", "threads", "input_arena_fd", "input_arena_bytes", "arena_fd", "arena_bytes", "mooncake", "log_level")
+    __slots__ = ("model", "device", "dtype", "threads", "input_arena_fd", "input_arena_bytes", "arena_fd", "arena_bytes", "mooncake", "log_level", "model_options")
+    class ModelOptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +57,7 @@ class ConfigureEngine(_message.Message):
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     MOONCAKE_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     model: str
     device: str
     dtype: str
@@ -60,7 +68,8 @@ class ConfigureEngine(_message.Message):
     arena_bytes: int
     mooncake: MooncakeSettings
     log_level: str
-    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., threads: _Optional[int] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., mooncake: _Optional[_Union[MooncakeSettings, _Mapping]] = ..., log_level: _Optional[str] = ...) -> None: ...
+    model_options: _containers.ScalarMap[str, str]
+    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., threads: _Optional[int] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., mooncake: _Optional[_Union[MooncakeSettings, _Mapping]] = ..., log_level: _Optional[str] = ..., model_options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class MooncakeSettings(_message.Message):
     __slots__ = ("host", "protocol", "devices")
@@ -112,7 +121,7 @@ class RunBatch(_message.Message):
     def __init__(self, batch: _Optional[int] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("part", "modality", "grid_dim", "input", "input_offset", "tensors", "payload_offset", "nbytes")
+    __slots__ = ("part", "modality", "grid_dim", "input", "input_offset", "tensors", "payload_offset", "nbytes", "first_matrix", "partial")
     PART_FIELD_NUMBER: _ClassVar[int]
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     GRID_DIM_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +130,8 @@ class BatchItem(_message.Message):
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_OFFSET_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_MATRIX_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     part: int
     modality: _media_pb2.Modality
     grid_dim: _containers.RepeatedScalarFieldContainer[int]
@@ -129,7 +140,9 @@ class BatchItem(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[_embedding_pb2.TensorSpec]
     payload_offset: int
     nbytes: int
-    def __init__(self, part: _Optional[int] = ..., modality: _Optional[_Union[_media_pb2.Modality, str]] = ..., grid_dim: _Optional[_Iterable[int]] = ..., input: _Optional[_Union[_media_worker_pb2.ModelInput, _Mapping]] = ..., input_offset: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_embedding_pb2.TensorSpec, _Mapping]]] = ..., payload_offset: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+    first_matrix: int
+    partial: bool
+    def __init__(self, part: _Optional[int] = ..., modality: _Optional[_Union[_media_pb2.Modality, str]] = ..., grid_dim: _Optional[_Iterable[int]] = ..., input: _Optional[_Union[_media_worker_pb2.ModelInput, _Mapping]] = ..., input_offset: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_embedding_pb2.TensorSpec, _Mapping]]] = ..., payload_offset: _Optional[int] = ..., nbytes: _Optional[int] = ..., first_matrix: _Optional[int] = ..., partial: _Optional[bool] = ...) -> None: ...
 
 class BatchStarted(_message.Message):
     __slots__ = ("batch",)

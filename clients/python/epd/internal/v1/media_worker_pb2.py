@@ -26,15 +26,17 @@ from epd.encoder.v1 import embedding_pb2 as epd_dot_encoder_dot_v1_dot_embedding
 from epd.encoder.v1 import media_pb2 as epd_dot_encoder_dot_v1_dot_media__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"epd/internal/v1/media_worker.proto\x12\x0f\x65pd.internal.v1\x1a\x1e\x65pd/encoder/v1/embedding.proto\x1a\x1a\x65pd/encoder/v1/media.proto\"\xd5\x01\n\x0cMediaCommand\x12\x34\n\tconfigure\x18\x01 \x01(\x0b\x32\x1f.epd.internal.v1.ConfigureMediaH\x00\x12+\n\x07prepare\x18\x02 \x01(\x0b\x32\x18.epd.internal.v1.PrepareH\x00\x12,\n\x05grant\x18\x03 \x01(\x0b\x32\x1b.epd.internal.v1.InputGrantH\x00\x12)\n\x04\x64rop\x18\x04 \x01(\x0b\x32\x19.epd.internal.v1.DropItemH\x00\x42\t\n\x07\x63ommand\"\xb9\x02\n\x0bMediaReport\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.epd.internal.v1.ChildHelloH\x00\x12,\n\x05ready\x18\x02 \x01(\x0b\x32\x1b.epd.internal.v1.MediaReadyH\x00\x12-\n\x08measured\x18\x03 \x01(\x0b\x32\x19.epd.internal.v1.MeasuredH\x00\x12-\n\x08prepared\x18\x04 \x01(\x0b\x32\x19.epd.internal.v1.PreparedH\x00\x12\x30\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x1e.epd.internal.v1.PrepareFailedH\x00\x12\x34\n\x0c\x63hild_failed\x18\x06 \x01(\x0b\x32\x1c.epd.internal.v1.ChildFailedH\x00\x42\x08\n\x06report\"\x19\n\nChildHello\x12\x0b\n\x03pid\x18\x01 \x01(\r\"\x1e\n\x0b\x43hildFailed\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xc9\x01\n\x0e\x43onfigureMedia\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x16\n\x0einput_arena_fd\x18\x03 \x01(\r\x12\x19\n\x11input_arena_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07threads\x18\x05 \x01(\r\x12,\n\x06limits\x18\x06 \x01(\x0b\x32\x1c.epd.internal.v1.MediaLimits\x12\x11\n\tlog_level\x18\x07 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x08 \x01(\x04\"}\n\x0bMediaLimits\x12\x14\n\x0cimage_pixels\x18\x01 \x01(\x04\x12\x14\n\x0cvideo_pixels\x18\x02 \x01(\x04\x12\x14\n\x0cvideo_frames\x18\x03 \x01(\r\x12\x15\n\rvideo_seconds\x18\x04 \x01(\x01\x12\x15\n\raudio_seconds\x18\x05 \x01(\x01\"\x0c\n\nMediaReady\"V\n\x07Prepare\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12\'\n\x04item\x18\x02 \x01(\x0b\x32\x19.epd.encoder.v1.MediaItem\x12\x14\n\x0cmeasure_only\x18\x03 \x01(\x08\"t\n\x08Measured\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12.\n\x06layout\x18\x02 \x01(\x0b\x32\x1e.epd.encoder.v1.EmbeddingChunk\x12*\n\x05input\x18\x03 \x01(\x0b\x32\x1b.epd.internal.v1.ModelInput\"\x81\x01\n\nModelInput\x12+\n\x07tensors\x18\x01 \x03(\x0b\x32\x1a.epd.encoder.v1.TensorSpec\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0f\n\x07patches\x18\x03 \x01(\r\x12%\n\x05tower\x18\x04 \x01(\x0e\x32\x16.epd.internal.v1.Tower\"*\n\nInputGrant\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\x18\n\x08\x44ropItem\x12\x0c\n\x04part\x18\x01 \x01(\x04\"5\n\x08Prepared\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12\x1b\n\x13prepare_nanoseconds\x18\x02 \x01(\x04\">\n\rPrepareFailed\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t*A\n\x05Tower\x12\x15\n\x11TOWER_UNSPECIFIED\x10\x00\x12\x10\n\x0cTOWER_VISION\x10\x01\x12\x0f\n\x0bTOWER_AUDIO\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"epd/internal/v1/media_worker.proto\x12\x0f\x65pd.internal.v1\x1a\x1e\x65pd/encoder/v1/embedding.proto\x1a\x1a\x65pd/encoder/v1/media.proto\"\xd5\x01\n\x0cMediaCommand\x12\x34\n\tconfigure\x18\x01 \x01(\x0b\x32\x1f.epd.internal.v1.ConfigureMediaH\x00\x12+\n\x07prepare\x18\x02 \x01(\x0b\x32\x18.epd.internal.v1.PrepareH\x00\x12,\n\x05grant\x18\x03 \x01(\x0b\x32\x1b.epd.internal.v1.InputGrantH\x00\x12)\n\x04\x64rop\x18\x04 \x01(\x0b\x32\x19.epd.internal.v1.DropItemH\x00\x42\t\n\x07\x63ommand\"\xb9\x02\n\x0bMediaReport\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.epd.internal.v1.ChildHelloH\x00\x12,\n\x05ready\x18\x02 \x01(\x0b\x32\x1b.epd.internal.v1.MediaReadyH\x00\x12-\n\x08measured\x18\x03 \x01(\x0b\x32\x19.epd.internal.v1.MeasuredH\x00\x12-\n\x08prepared\x18\x04 \x01(\x0b\x32\x19.epd.internal.v1.PreparedH\x00\x12\x30\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x1e.epd.internal.v1.PrepareFailedH\x00\x12\x34\n\x0c\x63hild_failed\x18\x06 \x01(\x0b\x32\x1c.epd.internal.v1.ChildFailedH\x00\x42\x08\n\x06report\"\x19\n\nChildHello\x12\x0b\n\x03pid\x18\x01 \x01(\r\"\x1e\n\x0b\x43hildFailed\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xc8\x02\n\x0e\x43onfigureMedia\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x16\n\x0einput_arena_fd\x18\x03 \x01(\r\x12\x19\n\x11input_arena_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07threads\x18\x05 \x01(\r\x12,\n\x06limits\x18\x06 \x01(\x0b\x32\x1c.epd.internal.v1.MediaLimits\x12\x11\n\tlog_level\x18\x07 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x08 \x01(\x04\x12H\n\rmodel_options\x18\t \x03(\x0b\x32\x31.epd.internal.v1.ConfigureMedia.ModelOptionsEntry\x1a\x33\n\x11ModelOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"}\n\x0bMediaLimits\x12\x14\n\x0cimage_pixels\x18\x01 \x01(\x04\x12\x14\n\x0cvideo_pixels\x18\x02 \x01(\x04\x12\x14\n\x0cvideo_frames\x18\x03 \x01(\r\x12\x15\n\rvideo_seconds\x18\x04 \x01(\x01\x12\x15\n\raudio_seconds\x18\x05 \x01(\x01\"\x0c\n\nMediaReady\"V\n\x07Prepare\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12\'\n\x04item\x18\x02 \x01(\x0b\x32\x19.epd.encoder.v1.MediaItem\x12\x14\n\x0cmeasure_only\x18\x03 \x01(\x08\"u\n\x08Measured\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12.\n\x06layout\x18\x02 \x01(\x0b\x32\x1e.epd.encoder.v1.EmbeddingChunk\x12+\n\x06inputs\x18\x03 \x03(\x0b\x32\x1b.epd.internal.v1.ModelInput\"\xa5\x01\n\nModelInput\x12+\n\x07tensors\x18\x01 \x03(\x0b\x32\x1a.epd.encoder.v1.TensorSpec\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0f\n\x07patches\x18\x03 \x01(\r\x12%\n\x05tower\x18\x04 \x01(\x0e\x32\x16.epd.internal.v1.Tower\x12\x10\n\x08matrices\x18\x05 \x01(\r\x12\x10\n\x08grid_dim\x18\x06 \x03(\r\"*\n\nInputGrant\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\x18\n\x08\x44ropItem\x12\x0c\n\x04part\x18\x01 \x01(\x04\"5\n\x08Prepared\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12\x1b\n\x13prepare_nanoseconds\x18\x02 \x01(\x04\">\n\rPrepareFailed\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t*A\n\x05Tower\x12\x15\n\x11TOWER_UNSPECIFIED\x10\x00\x12\x10\n\x0cTOWER_VISION\x10\x01\x12\x0f\n\x0bTOWER_AUDIO\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'epd.internal.v1.media_worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOWER']._serialized_start=1578
-  _globals['_TOWER']._serialized_end=1643
+  _globals['_CONFIGUREMEDIA_MODELOPTIONSENTRY']._loaded_options = None
+  _globals['_CONFIGUREMEDIA_MODELOPTIONSENTRY']._serialized_options = b'8\001'
+  _globals['_TOWER']._serialized_start=1742
+  _globals['_TOWER']._serialized_end=1807
   _globals['_MEDIACOMMAND']._serialized_start=116
   _globals['_MEDIACOMMAND']._serialized_end=329
   _globals['_MEDIAREPORT']._serialized_start=332
@@ -44,23 +46,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHILDFAILED']._serialized_start=674
   _globals['_CHILDFAILED']._serialized_end=704
   _globals['_CONFIGUREMEDIA']._serialized_start=707
-  _globals['_CONFIGUREMEDIA']._serialized_end=908
-  _globals['_MEDIALIMITS']._serialized_start=910
-  _globals['_MEDIALIMITS']._serialized_end=1035
-  _globals['_MEDIAREADY']._serialized_start=1037
-  _globals['_MEDIAREADY']._serialized_end=1049
-  _globals['_PREPARE']._serialized_start=1051
-  _globals['_PREPARE']._serialized_end=1137
-  _globals['_MEASURED']._serialized_start=1139
-  _globals['_MEASURED']._serialized_end=1255
-  _globals['_MODELINPUT']._serialized_start=1258
-  _globals['_MODELINPUT']._serialized_end=1387
-  _globals['_INPUTGRANT']._serialized_start=1389
-  _globals['_INPUTGRANT']._serialized_end=1431
-  _globals['_DROPITEM']._serialized_start=1433
-  _globals['_DROPITEM']._serialized_end=1457
-  _globals['_PREPARED']._serialized_start=1459
-  _globals['_PREPARED']._serialized_end=1512
-  _globals['_PREPAREFAILED']._serialized_start=1514
-  _globals['_PREPAREFAILED']._serialized_end=1576
+  _globals['_CONFIGUREMEDIA']._serialized_end=1035
+  _globals['_CONFIGUREMEDIA_MODELOPTIONSENTRY']._serialized_start=984
+  _globals['_CONFIGUREMEDIA_MODELOPTIONSENTRY']._serialized_end=1035
+  _globals['_MEDIALIMITS']._serialized_start=1037
+  _globals['_MEDIALIMITS']._serialized_end=1162
+  _globals['_MEDIAREADY']._serialized_start=1164
+  _globals['_MEDIAREADY']._serialized_end=1176
+  _globals['_PREPARE']._serialized_start=1178
+  _globals['_PREPARE']._serialized_end=1264
+  _globals['_MEASURED']._serialized_start=1266
+  _globals['_MEASURED']._serialized_end=1383
+  _globals['_MODELINPUT']._serialized_start=1386
+  _globals['_MODELINPUT']._serialized_end=1551
+  _globals['_INPUTGRANT']._serialized_start=1553
+  _globals['_INPUTGRANT']._serialized_end=1595
+  _globals['_DROPITEM']._serialized_start=1597
+  _globals['_DROPITEM']._serialized_end=1621
+  _globals['_PREPARED']._serialized_start=1623
+  _globals['_PREPARED']._serialized_end=1676
+  _globals['_PREPAREFAILED']._serialized_start=1678
+  _globals['_PREPAREFAILED']._serialized_end=1740
 # @@protoc_insertion_point(module_scope)

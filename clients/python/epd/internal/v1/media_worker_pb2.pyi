@@ -59,7 +59,14 @@ class ChildFailed(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class ConfigureMedia(_message.Message):
-    __slots__ = ("model", "dtype", "input_arena_fd", "input_arena_bytes", "threads", "limits", "log_level", "memory_bytes")
+    __slots__ = ("model", "dtype", "input_arena_fd", "input_arena_bytes", "threads", "limits", "log_level", "memory_bytes", "model_options")
+    class ModelOptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     INPUT_ARENA_FD_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +75,7 @@ class ConfigureMedia(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     model: str
     dtype: str
     input_arena_fd: int
@@ -76,7 +84,8 @@ class ConfigureMedia(_message.Message):
     limits: MediaLimits
     log_level: str
     memory_bytes: int
-    def __init__(self, model: _Optional[str] = ..., dtype: _Optional[str] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., limits: _Optional[_Union[MediaLimits, _Mapping]] = ..., log_level: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    model_options: _containers.ScalarMap[str, str]
+    def __init__(self, model: _Optional[str] = ..., dtype: _Optional[str] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., limits: _Optional[_Union[MediaLimits, _Mapping]] = ..., log_level: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., model_options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class MediaLimits(_message.Message):
     __slots__ = ("image_pixels", "video_pixels", "video_frames", "video_seconds", "audio_seconds")
@@ -107,26 +116,30 @@ class Prepare(_message.Message):
     def __init__(self, part: _Optional[int] = ..., item: _Optional[_Union[_media_pb2.MediaItem, _Mapping]] = ..., measure_only: _Optional[bool] = ...) -> None: ...
 
 class Measured(_message.Message):
-    __slots__ = ("part", "layout", "input")
+    __slots__ = ("part", "layout", "inputs")
     PART_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
-    INPUT_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
     part: int
     layout: _embedding_pb2.EmbeddingChunk
-    input: ModelInput
-    def __init__(self, part: _Optional[int] = ..., layout: _Optional[_Union[_embedding_pb2.EmbeddingChunk, _Mapping]] = ..., input: _Optional[_Union[ModelInput, _Mapping]] = ...) -> None: ...
+    inputs: _containers.RepeatedCompositeFieldContainer[ModelInput]
+    def __init__(self, part: _Optional[int] = ..., layout: _Optional[_Union[_embedding_pb2.EmbeddingChunk, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[ModelInput, _Mapping]]] = ...) -> None: ...
 
 class ModelInput(_message.Message):
-    __slots__ = ("tensors", "nbytes", "patches", "tower")
+    __slots__ = ("tensors", "nbytes", "patches", "tower", "matrices", "grid_dim")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     PATCHES_FIELD_NUMBER: _ClassVar[int]
     TOWER_FIELD_NUMBER: _ClassVar[int]
+    MATRICES_FIELD_NUMBER: _ClassVar[int]
+    GRID_DIM_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[_embedding_pb2.TensorSpec]
     nbytes: int
     patches: int
     tower: Tower
-    def __init__(self, tensors: _Optional[_Iterable[_Union[_embedding_pb2.TensorSpec, _Mapping]]] = ..., nbytes: _Optional[int] = ..., patches: _Optional[int] = ..., tower: _Optional[_Union[Tower, str]] = ...) -> None: ...
+    matrices: int
+    grid_dim: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_embedding_pb2.TensorSpec, _Mapping]]] = ..., nbytes: _Optional[int] = ..., patches: _Optional[int] = ..., tower: _Optional[_Union[Tower, str]] = ..., matrices: _Optional[int] = ..., grid_dim: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class InputGrant(_message.Message):
     __slots__ = ("part", "offset")
