@@ -1,8 +1,8 @@
 """Random MiMo-V2 checkpoints: three shards, and the folder of the audio tokenizer.
 
-The language model is a plain one under MiMo-V2's names, without its experts and windows; the towers have all that the
-published ones have, in fewer and narrower layers. Codebooks are random points of about the size that the encoder's
-features have, so codes depend on the sound.
+Language model and towers have all that the published ones have, in fewer and narrower layers; the language model's
+layout is MiMo-V2-Flash's, as far as transformers knows it. Codebooks are random points of about the size that the
+encoder's features have, so codes depend on the sound.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ SHARDS = 3
 PATCH, MERGE, FRAMES, CHANNELS = 16, 2, 2, 3
 MELS, GROUP, CODEBOOKS = 128, 4, (256, 256, 128, 64)
 LOCAL_LAYERS = 2
+EXPERTS = 4
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -55,7 +56,7 @@ def vocabulary() -> Vocabulary:
     """Its special tokens."""
     media = {
         "image": "<|vision_start|><|image_pad|><|vision_end|>",
-        "video": "<|vision_start|><|video_pad|><|vision_end|>",
+        "video": "<|video_pad|>",
         "audio": "<|mimo_audio_start|><|audio_pad|><|mimo_audio_end|>",
     }
     return Vocabulary(special=SPECIAL, end="<|im_end|>", pad="<|endoftext|>", chat=chat_ml(media))
@@ -93,6 +94,23 @@ def _config(sizes: Sizes, words: Vocabulary) -> Json:
         **language("mimo_v2", sizes, words),
         **architecture("MiMoV2ForCausalLM", "mimo_v2"),
         "attention_bias": False,
+        "attention_value_scale": 0.707,
+        "layer_types": [
+            "full_attention" if _is_first(number) else "sliding_attention" for number in range(sizes.layers)
+        ],
+        "mlp_layer_types": ["dense" if _is_first(number) else "sparse" for number in range(sizes.layers)],
+        "moe_intermediate_size": 3 * sizes.intermediate // 8,
+        "n_group": 1,
+        "n_routed_experts": EXPERTS,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+            for kind, theta in (("full_attention", 5e6), ("sliding_attention", 1e4))
+        },
+        "sliding_window": 24,
+        "topk_group": 1,
+        "v_head_dim": HEAD_SIZE,
         "vision_config": {
             "model_type": "mimovl",
             "depth": depth,
@@ -304,12 +322,18 @@ def _layer_norm(name: str, width: int) -> list[TensorPlan]:
     return [norm(name, width), TensorPlan(f"{name}.bias", (width,), 0.1)]
 
 
+def _is_first(layer: int) -> bool:
+    """The first layer attends to everything and has no experts; the others have windows, sinks, and experts."""
+    return layer == 0
+
+
 def _language(sizes: Sizes, words: Vocabulary) -> list[TensorPlan]:
     width, special = sizes.hidden, tuple(words.ids.values())
-    heads, key_heads = sizes.heads * HEAD_SIZE, sizes.key_value_heads * HEAD_SIZE
     plans = [TensorPlan("model.embed_tokens.weight", (words.size, width), 1.0)]
     for number in range(sizes.layers):
         name = f"model.layers.{number}"
+        heads = sizes.heads * HEAD_SIZE
+        key_heads = sizes.key_value_heads * HEAD_SIZE * (1 if _is_first(number) else 2)
         plans += [
             norm(f"{name}.input_layernorm", width),
             norm(f"{name}.post_attention_layernorm", width),
@@ -317,10 +341,17 @@ def _language(sizes: Sizes, words: Vocabulary) -> list[TensorPlan]:
             *linear(f"{name}.self_attn.k_proj", key_heads, width, gain=1.5),
             *linear(f"{name}.self_attn.v_proj", key_heads, width, gain=2.0),
             *linear(f"{name}.self_attn.o_proj", width, heads, gain=2.0),
-            *linear(f"{name}.mlp.gate_proj", sizes.intermediate, width),
-            *linear(f"{name}.mlp.up_proj", sizes.intermediate, width),
-            *linear(f"{name}.mlp.down_proj", width, sizes.intermediate, gain=2.0),
         ]
+        if _is_first(number):
+            plans += _perceptron(f"{name}.mlp", width, sizes.intermediate)
+            continue
+        plans += [
+            TensorPlan(f"{name}.self_attn.attention_sink_bias", (sizes.heads,), 1.0),
+            *linear(f"{name}.mlp.gate", EXPERTS, width),
+            TensorPlan(f"{name}.mlp.gate.e_score_correction_bias", (EXPERTS,), 0.1),
+        ]
+        for expert in range(EXPERTS):
+            plans += _perceptron(f"{name}.mlp.experts.{expert}", width, 3 * sizes.intermediate // 8)
     return [
         *plans,
         norm("model.norm", width),
@@ -328,4 +359,12 @@ def _language(sizes: Sizes, words: Vocabulary) -> list[TensorPlan]:
         norm("mtp.layers.0.token_layernorm", width),
         *linear("mtp.layers.0.eh_proj", width, 2 * width),
         TensorPlan("lm_head.weight", (words.size, width), 2 * width**-0.5, zero_rows=special),
+    ]
+
+
+def _perceptron(name: str, width: int, inner: int) -> list[TensorPlan]:
+    return [
+        *linear(f"{name}.gate_proj", inner, width),
+        *linear(f"{name}.up_proj", inner, width),
+        *linear(f"{name}.down_proj", width, inner, gain=2.0),
     ]

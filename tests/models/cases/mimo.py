@@ -45,4 +45,4 @@ def reference(model: Any, checkpoint: Path, medium: Medium, prepared: Prepared) 
     return seen
 
 
-CASES = (FamilyCase("mimo_v2", media, MimoReference, reference, language=False),)
+CASES = (FamilyCase("mimo_v2", media, MimoReference, reference),)

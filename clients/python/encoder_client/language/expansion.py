@@ -32,7 +32,7 @@ def timed(step: Callable[[float, str], str]) -> Expansion:
 
     def expand(token: RowToken, chunk: EmbeddingChunk) -> str:
         times = list(chunk.video.video_timestamps)
-        rows = token.text * _share(chunk, times, "video.video_timestamps")
+        rows = token.text * share(chunk, times, "video.video_timestamps")
         return "".join(step(seconds, rows) for seconds in times)
 
     return expand
@@ -64,7 +64,7 @@ def numbered_frames(before: str, after: str) -> Expansion:
 
     def expand(token: RowToken, chunk: EmbeddingChunk) -> str:
         frames = range(_first(chunk))
-        rows = token.text * _share(chunk, frames, "grid_dim")
+        rows = token.text * share(chunk, frames, "grid_dim")
         return "\n".join(f"Frame{number + 1}: {before}{rows}{after}" for number in frames)
 
     return expand
@@ -87,7 +87,7 @@ def lines(line_break: str, end: str) -> Expansion:
 def crops(token: RowToken, chunk: EmbeddingChunk) -> str:
     """Gemma 3: the whole image, then its crops, if there are any. The grid's first dimension counts them all."""
     pieces = range(_first(chunk))
-    rows = token.text * _share(chunk, pieces, "grid_dim")
+    rows = token.text * share(chunk, pieces, "grid_dim")
     whole = f"\n\n<start_of_image>{rows}<end_of_image>\n\n"
     if len(pieces) == 1:
         return whole
@@ -99,8 +99,12 @@ def _first(chunk: EmbeddingChunk) -> int:
     return chunk.grid_dim[0] if chunk.grid_dim else 0
 
 
-def _share(chunk: EmbeddingChunk, pieces: Sequence[object], name: str) -> int:
-    """How many rows each piece has."""
+def share(chunk: EmbeddingChunk, pieces: Sequence[object], name: str) -> int:
+    """How many rows each piece has.
+
+    Raises:
+        ValueError: they cannot be shared out.
+    """
     if not pieces or chunk.token_count % len(pieces):
         raise ValueError(f"{name} that divides its {chunk.token_count} rows")
     return chunk.token_count // len(pieces)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from encoder_client.errors import EncoderClientError
-from encoder_client.language import expansion
+from encoder_client.language import expansion, sound_in_video
 from encoder_client.language.family import Entrance, Expansion, Family, Placeholder, Value
+from encoder_client.language.omni_positions import MixedSoundPositions
 from epd.encoder.v1.media_pb2 import Modality
 
 IMAGE, VIDEO, AUDIO = Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO
@@ -45,17 +46,24 @@ def _qwen_vl(model_class: str, video: Placeholder, entrance: Entrance = Entrance
     )
 
 
-def _omni(model_class: str, unused: str, entrance: Entrance) -> Family:
+def _omni(model_class: str, unused: str, entrance: Entrance, video: Expansion) -> Family:
     return Family(
         model_class=model_class,
         tower_prefixes=("thinker.visual.", "thinker.audio_tower."),
         tower_modules=("model.visual", "model.audio_tower"),
         placeholders={
             IMAGE: _GRID_IMAGE,
-            VIDEO: _video(expansion.rows_alone, _VIDEO_GRID, _OMNI_SECONDS),
+            VIDEO: replace(
+                _video(video, _VIDEO_GRID, _OMNI_SECONDS),
+                mel_frames_argument="audio_feature_lengths",
+                marks=sound_in_video.OMNI_MARKS,
+                sound_row_field="audio_token_id",
+            ),
             AUDIO: _audio("audio_feature_lengths"),
         },
         entrance=entrance,
+        sound_argument="use_audio_in_video",
+        positions=MixedSoundPositions,
         config_field="thinker_config",
         unused_prefixes=("talker.", unused),
     )
@@ -109,8 +117,28 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_5": replace(
         _qwen_vl("Qwen3_5ForConditionalGeneration", _TIMED_VIDEO), unused_prefixes=("mtp.", "model.mtp.")
     ),
-    "qwen2_5_omni": _omni("Qwen2_5OmniThinkerForConditionalGeneration", "token2wav.", Entrance.EMBEDDINGS),
-    "qwen3_omni_moe": _omni("Qwen3OmniMoeThinkerForConditionalGeneration", "code2wav.", Entrance.TOWER_OUTPUTS),
+    "qwen2_5_omni": _omni(
+        "Qwen2_5OmniThinkerForConditionalGeneration", "token2wav.", Entrance.EMBEDDINGS, sound_in_video.in_chunks
+    ),
+    "qwen3_omni_moe": _omni(
+        "Qwen3OmniMoeThinkerForConditionalGeneration", "code2wav.", Entrance.TOWER_OUTPUTS, sound_in_video.in_time
+    ),
+    "mimo_v2": Family(
+        model_class="MiMoV2FlashForCausalLM",
+        tower_prefixes=("visual.", "vision_model.", "audio_", "speech_embeddings."),
+        tower_modules=(),
+        placeholders={
+            IMAGE: _image(),
+            VIDEO: replace(
+                _video(sound_in_video.in_units),
+                marks=sound_in_video.MIMO_MARKS,
+                sound_row_field="audio_token_id",
+            ),
+            AUDIO: _audio(),
+        },
+        has_own_config=True,
+        unused_prefixes=("mtp", "model.mtp"),
+    ),
     "qwen2_audio": _heard("Qwen2AudioForConditionalGeneration"),
     "voxtral": _heard("VoxtralForConditionalGeneration"),
     "whisper": Family(

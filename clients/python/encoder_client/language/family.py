@@ -10,6 +10,14 @@ from typing import Any
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import Modality
 
+ROWS, SOUND_ROWS = "embedding", "video_audio_embedding"
+"""The tensors whose rows fill placeholders."""
+
+
+def sound_rows(chunk: EmbeddingChunk) -> int:
+    """Rows of a video's sound that are kept; 0: it is silent, or no video."""
+    return next((spec.shape[0] for spec in chunk.tensors if spec.name == SOUND_ROWS), 0)
+
 
 class Entrance(Enum):
     """Where rows enter the model."""
@@ -33,6 +41,8 @@ class RowToken:
     """As the tokenizer reads it."""
     config: Any
     """The config of the model that generates."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """The family's other tokens that an expansion writes, by the field of the config that holds the id."""
 
 
 Expansion = Callable[[RowToken, EmbeddingChunk], str]
@@ -67,7 +77,12 @@ class Placeholder:
     values: tuple[Value, ...] = ()
     """The values from placeholder metadata that the model takes, one for each item."""
     mel_frames_argument: str | None = None
-    """The argument that takes the number of mel frames of each item."""
+    """The argument that takes the number of mel frames of each item; of a video, those of its sound."""
+    marks: tuple[str, ...] = ()
+    """The fields of the config that hold the ids of the other tokens that ``expand`` writes."""
+    sound_row_field: str | None = None
+    """The field of the config that holds the id of the token that one row of a video's sound fills. None: the family
+    knows no sound in videos."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,13 @@ class Family:
     """What the checkpoint puts before the names that the class knows."""
     type_ids_argument: str | None = None
     """The argument that takes the marks of the placeholders."""
+    sound_argument: str | None = None
+    """The argument that says that videos of the prompt sound."""
+    positions: type[Any] | None = None
+    """What the model inherits its positions from, where those of transformers are not enough."""
+    has_own_config: bool = False
+    """transformers does not know the checkpoint's ``model_type``: the class's config is made of the fields of the
+    checkpoint's."""
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Options of ``generate`` that the family needs."""
 

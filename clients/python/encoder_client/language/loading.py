@@ -20,6 +20,9 @@ from encoder_client.language.weights import CheckpointError, WeightsRead, read_w
 
 logger = logging.getLogger("encoder_client")
 
+_NOT_ITS_OWN = ("model_type", "architectures", "vision_config", "audio_config")
+"""Fields of a checkpoint's config that its language model's config must not have."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -68,6 +71,9 @@ def load(folder: Path, dtype: torch.dtype) -> Loaded:
 
 
 def _config(folder: Path, checkpoint: Mapping[str, Any], base: type[Any], family: Family) -> Any:
+    if family.has_own_config:
+        fields = {name: value for name, value in checkpoint.items() if name not in _NOT_ITS_OWN}
+        return base.config_class(**fields)
     if family.config_field is not None:
         return base.config_class(**checkpoint[family.config_field])
     return transformers.AutoConfig.from_pretrained(folder)
@@ -86,8 +92,9 @@ def _without_towers(base: type[Any], family: Family) -> type[Any]:
     transformers builds a model on the meta device before it fills it, so the towers that the base class makes never
     hold memory; they are gone before parameters are counted, filled or tied.
     """
+    bases = (base,) if family.positions is None else (family.positions, base)
 
-    class LanguageOnly(base):  # type: ignore[misc]
+    class LanguageOnly(*bases):  # type: ignore[misc]
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
             for path in family.tower_modules:

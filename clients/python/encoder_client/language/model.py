@@ -13,11 +13,10 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
-from encoder_client.embedding import Embedding
-from encoder_client.language.family import Entrance
+from encoder_client.language.family import SOUND_ROWS, Entrance
 from encoder_client.language.generation import Generation
 from encoder_client.language.loading import Loaded, load
-from encoder_client.language.placeholders import ExpandedPrompt, Vocabulary, expand, rows_of
+from encoder_client.language.placeholders import ExpandedPrompt, Rows, Vocabulary, expand, rows_of
 from encoder_client.language.streaming import stream
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import Modality
@@ -119,7 +118,7 @@ class LanguageOnlyModel:
     def generate(
         self,
         prompt: ExpandedPrompt,
-        embeddings: Sequence[Embedding | torch.Tensor],
+        embeddings: Sequence[Rows],
         *,
         max_new_tokens: int = 128,
         first_logits: bool = False,
@@ -129,7 +128,8 @@ class LanguageOnlyModel:
 
         Args:
             prompt: from :meth:`expand`.
-            embeddings: one for each part, in any order; plain tensors in the order of the parts.
+            embeddings: one for each part, in any order; plain tensors in the order of the parts, of a video with sound
+                the rows of its pictures and of its sound.
             max_new_tokens: tokens at most.
             first_logits: return the logits of the first token too.
             options: as ``transformers.GenerationMixin.generate`` takes them, such as ``do_sample`` (False here).
@@ -149,7 +149,7 @@ class LanguageOnlyModel:
     def stream(
         self,
         prompt: ExpandedPrompt,
-        embeddings: Sequence[Embedding | torch.Tensor],
+        embeddings: Sequence[Rows],
         *,
         max_new_tokens: int = 128,
         **options: Any,
@@ -165,7 +165,7 @@ class LanguageOnlyModel:
     def _generation(
         self,
         prompt: ExpandedPrompt,
-        embeddings: Sequence[Embedding | torch.Tensor],
+        embeddings: Sequence[Rows],
         max_new_tokens: int,
         options: Mapping[str, Any],
     ) -> partial[Any]:
@@ -177,7 +177,7 @@ class LanguageOnlyModel:
         with self._lock, torch.inference_mode():
             return GenerationMixin.generate(self._model, **arguments)
 
-    def _arguments(self, prompt: ExpandedPrompt, embeddings: Sequence[Embedding | torch.Tensor]) -> dict[str, Any]:
+    def _arguments(self, prompt: ExpandedPrompt, embeddings: Sequence[Rows]) -> dict[str, Any]:
         device = self._model.device
         parts = [
             tuple(matrix.to(device) for matrix in matrices)
@@ -191,6 +191,8 @@ class LanguageOnlyModel:
             "attention_mask": torch.ones_like(ids),
             **{name: value.to(device) for name, value in prompt.values.items()},
         }
+        if self._family.sound_argument is not None:
+            arguments[self._family.sound_argument] = any(span.tensor == SOUND_ROWS for span in prompt.spans)
         if self._family.type_ids_argument is not None:
             arguments[self._family.type_ids_argument] = prompt.mm_token_type_ids.to(device)
         encoded: dict[str, list[tuple[torch.Tensor, ...]]] = {}

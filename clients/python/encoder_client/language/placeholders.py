@@ -11,7 +11,7 @@ import torch
 
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderClientError
-from encoder_client.language.family import Entrance, Family, Placeholder, RowToken, Value
+from encoder_client.language.family import ROWS, SOUND_ROWS, Entrance, Family, Placeholder, RowToken, Value, sound_rows
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, PlaceholderValue
 from epd.encoder.v1.media_pb2 import Modality
 
@@ -20,16 +20,23 @@ class PlaceholderError(EncoderClientError):
     """Embeddings and placeholders do not fit together."""
 
 
+Rows = Embedding | torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""What fills a part's placeholders: what was read; or its rows, and those of its sound if it is a video with sound."""
+
+
 @dataclass(frozen=True)
 class Span:
-    """The placeholders of one part. Other tokens may stand between them."""
+    """The placeholders of one tensor of a part. Other tokens may stand between them."""
 
     part_idx: int
     modality: Modality
+    """The kind of the rows: those of a video's sound are sound."""
     positions: tuple[int, ...]
     """Where each row goes; empty if the model attends to the rows and has no placeholders."""
     length: int
     """How many rows there are."""
+    tensor: str = ROWS
+    """The tensor that the rows are of."""
 
     @property
     def start(self) -> int:
@@ -62,22 +69,33 @@ class Vocabulary:
     checkpoint: Mapping[str, Any]
     """``config.json``."""
 
+    def token_id(self, field: str) -> int:
+        """The token that a field of the config names."""
+        token: int | None = getattr(self.config, field, None)
+        for section in (None, self.family.config_field, "processor_config"):
+            if token is None:
+                token = (self.checkpoint if section is None else self.checkpoint.get(section, {})).get(field)
+        if token is None:
+            raise PlaceholderError(f"the checkpoint's config has no {field}")
+        return token
+
     def row_token_id(self, place: Placeholder) -> int:
         """The token that one row of a modality fills."""
-        token: int | None = getattr(self.config, place.token_id_field, None)
-        if token is None:
-            token = self.checkpoint.get(place.token_id_field)
-        if token is None:
-            raise PlaceholderError(f"the checkpoint's config has no {place.token_id_field}")
-        return token
+        return self.token_id(place.token_id_field)
+
+    def text(self, field: str) -> str:
+        """The token that a field of the config names, as the tokenizer reads it."""
+        text: str = self.tokenizer.convert_ids_to_tokens(self.token_id(field))
+        return text
 
     def prompt_token(self, place: Placeholder) -> str:
         """The text that shows an item before expansion."""
-        return place.shown_as or self.row_token(place).text
+        return place.shown_as or self.text(place.token_id_field)
 
     def row_token(self, place: Placeholder) -> RowToken:
         """The token that rows fill, as text."""
-        return RowToken(self.tokenizer.convert_ids_to_tokens(self.row_token_id(place)), self.config)
+        marks = {name: self.text(name) for name in place.marks}
+        return RowToken(self.text(place.token_id_field), self.config, marks)
 
 
 def expand(prompt: str, layouts: Sequence[EmbeddingChunk], vocabulary: Vocabulary) -> ExpandedPrompt:
@@ -149,11 +167,19 @@ def _spans(ids: Sequence[int], parts: Sequence[EmbeddingChunk], vocabulary: Voca
             free[token].append(position)
     spans: list[Span] = []
     for chunk in parts:
-        positions = free[tokens[chunk.modality]]
-        taken, positions[:] = tuple(positions[: chunk.token_count]), positions[chunk.token_count :]
-        if len(taken) != chunk.token_count:
-            raise PlaceholderError(f"part {chunk.part_idx} finds {len(taken)} of its {chunk.token_count} placeholders")
-        spans.append(Span(chunk.part_idx, chunk.modality, taken, chunk.token_count))
+        place = places[chunk.modality]
+        wanted = [(chunk.modality, tokens[chunk.modality], chunk.token_count, ROWS)]
+        if sound := sound_rows(chunk):
+            if place.sound_row_field is None:
+                raise PlaceholderError(f"part {chunk.part_idx} has sound, which this model's videos do not")
+            token = vocabulary.token_id(place.sound_row_field)
+            wanted.append((Modality.MODALITY_AUDIO, token, sound, SOUND_ROWS))
+        for modality, token, count, tensor in wanted:
+            positions = free[token]
+            taken, positions[:] = tuple(positions[:count]), positions[count:]
+            if len(taken) != count:
+                raise PlaceholderError(f"part {chunk.part_idx} finds {len(taken)} of its {count} placeholders")
+            spans.append(Span(chunk.part_idx, modality, taken, count, tensor))
     if left := sum(len(positions) for positions in free.values()):
         raise PlaceholderError(f"the prompt has {left} placeholder tokens more than the parts have rows")
     return tuple(spans)
@@ -165,9 +191,13 @@ def _values(parts: Sequence[EmbeddingChunk], family: Family) -> dict[str, torch.
         place = family.placeholders[chunk.modality]
         for value in place.values:
             result.setdefault(value.argument, []).append(_tensor(_find(chunk, value)))
-        if place.mel_frames_argument is not None:
-            frames = torch.tensor([chunk.audio.mel_frames])
-            result.setdefault(place.mel_frames_argument, []).append(frames)
+        if place.mel_frames_argument is None:
+            continue
+        if chunk.modality == Modality.MODALITY_AUDIO:
+            result.setdefault(place.mel_frames_argument, []).append(torch.tensor([chunk.audio.mel_frames]))
+        elif sound_rows(chunk):
+            frames = _find(chunk, Value(place.mel_frames_argument, ("audio_feature_lengths",)))
+            result.setdefault(place.mel_frames_argument, []).append(_tensor(frames))
     return {name: torch.cat(values) for name, values in result.items()}
 
 
@@ -193,7 +223,7 @@ def _tensor(value: PlaceholderValue) -> torch.Tensor:
 
 def rows_of(
     prompt: ExpandedPrompt,
-    embeddings: Sequence[Embedding | torch.Tensor],
+    embeddings: Sequence[Rows],
     width: int,
     dtype: torch.dtype,
     levels: int = 0,
@@ -203,18 +233,18 @@ def rows_of(
     Args:
         prompt: where they go.
         embeddings: one for each part, in any order; plain tensors, shape (rows, width · (1 + levels)), in the order of
-            the parts.
+            the parts. A plain video with sound is two, the second of shape (rows of sound, width).
         width: the width of the model's embeddings.
         dtype: their type.
         levels: the deepstack levels of images and videos.
 
     Returns:
-        For each part in the order of the prompt its rows, then those of each deepstack level: shape (rows, width) each.
+        For each span in the order of the prompt its rows, then those of each deepstack level: shape (rows, width) each.
 
     Raises:
         PlaceholderError: rows, width or dtype are not what the placeholders take, or a part is missing.
     """
-    by_part: dict[int, Embedding | torch.Tensor] = {}
+    by_part: dict[int, Rows] = {}
     for index, embedding in enumerate(embeddings):
         part = embedding.chunk.part_idx if isinstance(embedding, Embedding) else index
         if part in by_part:
@@ -222,17 +252,20 @@ def rows_of(
         by_part[part] = embedding
     if missing := [span.part_idx for span in prompt.spans if span.part_idx not in by_part]:
         raise PlaceholderError(f"the embeddings of parts {missing} are missing")
-    if len(by_part) > len(prompt.spans):
-        raise PlaceholderError(f"{len(by_part)} embeddings are there for {len(prompt.spans)} placeholders")
+    parts = {span.part_idx for span in prompt.spans}
+    if len(by_part) > len(parts):
+        raise PlaceholderError(f"{len(by_part)} embeddings are there for {len(parts)} placeholders")
     return tuple(_part_rows(span, by_part[span.part_idx], width, dtype, levels) for span in prompt.spans)
 
 
-def _part_rows(
-    span: Span, embedding: Embedding | torch.Tensor, width: int, dtype: torch.dtype, levels: int
-) -> tuple[torch.Tensor, ...]:
+def _part_rows(span: Span, embedding: Rows, width: int, dtype: torch.dtype, levels: int) -> tuple[torch.Tensor, ...]:
     levels = 0 if span.modality == Modality.MODALITY_AUDIO else levels
+    if isinstance(embedding, tuple):
+        embedding = embedding[span.tensor == SOUND_ROWS]
+    elif isinstance(embedding, torch.Tensor) and span.tensor == SOUND_ROWS:
+        raise PlaceholderError(f"part {span.part_idx} comes without the rows of its sound")
     if isinstance(embedding, Embedding):
-        names = ["embedding", *(f"deepstack_{level}" for level in range(levels))]
+        names = [span.tensor, *(f"deepstack_{level}" for level in range(levels))]
         if lacking := set(names) - set(embedding.names):
             raise PlaceholderError(f"part {span.part_idx} comes without {min(lacking)}, which the model needs")
         matrices = tuple(embedding.torch(name) for name in names)
