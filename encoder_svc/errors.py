@@ -19,8 +19,6 @@ class Reason(StrEnum):
     """A field of the request is missing, out of range, or contradicts another."""
     MODALITY_UNSUPPORTED = "MODALITY_UNSUPPORTED"
     """The served model has no tower for this modality."""
-    NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
-    """The contract has it, this version of the server does not."""
     REQUEST_ID_LIVE = "REQUEST_ID_LIVE"
     """Another request with the same id has not ended."""
     PART_ALREADY_SUBMITTED = "PART_ALREADY_SUBMITTED"
@@ -94,6 +92,13 @@ class Reason(StrEnum):
     """The encoder took the lease back."""
     RANGE_INVALID = "RANGE_INVALID"
     """The bytes that were asked for are not in the slot."""
+
+    RECEIVER_FULL = "RECEIVER_FULL"
+    """A named receiver has as many parts as it may that it has not released, or there are too many receivers."""
+    SUBSCRIPTION_SUPERSEDED = "SUBSCRIPTION_SUPERSEDED"
+    """The receiver has another subscription, of the same or a newer life."""
+    SUBSCRIPTION_SLOW = "SUBSCRIPTION_SLOW"
+    """The receiver did not take its events, and there were more than are kept."""
 
     INTERNAL = "INTERNAL"
     """A fault of the server."""

@@ -116,6 +116,10 @@ class Settings(BaseModel):
     max_items: Positive = _field("Limits", 128, "items of one request")
     max_parts: Positive = _field("Limits", 1024, "parts of one prompt")
     max_receivers: Positive = _field("Limits", 16, "receivers of one request")
+    max_known_receivers: Positive = _field(
+        "Limits", 1024, "named receivers, of all callers, that have parts to read or a subscription"
+    )
+    max_receiver_parts: Positive = _field("Limits", 4096, "parts addressed to one receiver that it has not released")
     max_image_pixels: Positive = _field("Limits", 64_000_000, "pixels of a decoded image")
     max_video_pixels: Positive = _field("Limits", 9_000_000, "pixels of one frame of a video")
     max_video_frames: Positive = _field("Limits", 108_000, "frames of a video file, looked at or not")

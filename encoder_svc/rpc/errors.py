@@ -43,7 +43,6 @@ ERROR_TABLE = MappingProxyType(
     {
         Reason.REQUEST_INVALID: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
         Reason.MODALITY_UNSUPPORTED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
-        Reason.NOT_IMPLEMENTED: ErrorRow(grpc.StatusCode.UNIMPLEMENTED),
         Reason.REQUEST_ID_LIVE: ErrorRow(grpc.StatusCode.ALREADY_EXISTS),
         Reason.PART_ALREADY_SUBMITTED: ErrorRow(grpc.StatusCode.ALREADY_EXISTS),
         Reason.FINGERPRINT_MISMATCH: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
@@ -79,6 +78,9 @@ ERROR_TABLE = MappingProxyType(
         Reason.LEASE_RELEASED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
         Reason.LEASE_REVOKED: ErrorRow(grpc.StatusCode.ABORTED),
         Reason.RANGE_INVALID: ErrorRow(grpc.StatusCode.OUT_OF_RANGE),
+        Reason.RECEIVER_FULL: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=1.0),
+        Reason.SUBSCRIPTION_SUPERSEDED: ErrorRow(grpc.StatusCode.ABORTED),
+        Reason.SUBSCRIPTION_SLOW: ErrorRow(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=0.1),
         Reason.INTERNAL: ErrorRow(grpc.StatusCode.INTERNAL),
     }
 )

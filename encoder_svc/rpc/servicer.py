@@ -9,6 +9,7 @@ reliably closed, and what it holds would leak. What a handler raises becomes a s
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.rpc.identity import identity_of
 from encoder_svc.rpc.load_report import LOAD_REPORT_KEY, load_report
 from encoder_svc.rpc.media_options import invalid
-from encoder_svc.rpc.messages import encode_response
+from encoder_svc.rpc.messages import encode_response, subscribe_response
 from encoder_svc.rpc.outbox import Outbox
 from encoder_svc.rpc.validation import (
     check_piece,
@@ -31,6 +32,7 @@ from encoder_svc.rpc.validation import (
     to_encode_command,
     to_releases,
     to_renewals,
+    to_subscribe_command,
 )
 from encoder_svc.rpc.wire import parse_encode_request
 from encoder_svc.runtime.chunks import duration
@@ -168,8 +170,19 @@ class EncoderServicer(EncoderServiceServicer):
         return pb.AcquireResponse(chunk=self._runtime.acquire(command))
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Any) -> None:
-        """Not there yet."""
-        raise _to_come("Subscribe", "the caller of Encode sees all chunks and can pass them on")
+        """Tells a receiver what is addressed to it, for as long as it listens."""
+        command = to_subscribe_command(request, identity=identity_of(context, mutual_tls=self._mutual_tls))
+        changed = asyncio.Event()
+        subscription = self._runtime.subscribe(command, changed.set)
+        try:
+            while True:
+                changed.clear()
+                # A write waits for a consumer that is slow; what happens meanwhile changes what is told next.
+                while (event := subscription.take()) is not None:
+                    await context.write(subscribe_response(event))
+                await changed.wait()
+        finally:
+            subscription.leave()
 
 
 def add_encoder_servicer(servicer: EncoderServicer, server: Any) -> None:
@@ -187,9 +200,3 @@ def add_encoder_servicer(servicer: EncoderServicer, server: Any) -> None:
 
 def _new_id() -> str:
     return secrets.token_hex(16)
-
-
-def _to_come(method: str, instead: str) -> ServiceError:
-    return ServiceError(
-        Reason.NOT_IMPLEMENTED, f"{method} will come with a later version of the server; until then {instead}"
-    )

@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.rpc.media_options import check_not_negative, check_options, invalid
-from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, ItemCommand
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, ItemCommand, SubscribeCommand
 from encoder_svc.settings import Settings
 from epd.encoder.v1.encoder_service_pb2 import (
     CACHE_POLICY_BYPASS,
@@ -30,6 +30,7 @@ from epd.encoder.v1.encoder_service_pb2 import (
     ReadOutcome,
     ReleaseRequest,
     RenewRequest,
+    SubscribeRequest,
     UploadHeader,
 )
 from epd.encoder.v1.media_pb2 import MODALITY_UNSPECIFIED, MODALITY_VIDEO, MediaItem, Modality
@@ -136,6 +137,18 @@ def to_acquire_command(request: AcquireRequest, settings: Settings, *, identity:
         num_parts=num_parts,
         lease_ttl=_ttl(request.lease_ttl, "lease_ttl", settings),
     )
+
+
+def to_subscribe_command(request: SubscribeRequest, *, identity: str) -> SubscribeCommand:
+    """Checks a ``Subscribe`` request and turns it into a command.
+
+    Raises:
+        ServiceError: it names no receiver.
+    """
+    if not request.receiver_id:
+        raise invalid("receiver_id", "a receiver needs a name")
+    _check_name(request.receiver_id, "receiver_id")
+    return SubscribeCommand(identity, request.receiver_id, request.incarnation)
 
 
 def check_upload_header(header: UploadHeader) -> None:

@@ -68,6 +68,16 @@ class AcquireCommand:
 
 
 @dataclass(frozen=True)
+class SubscribeCommand:
+    """One ``Subscribe`` call."""
+
+    identity: str
+    receiver: str
+    incarnation: int
+    """Grows with every life of the receiver."""
+
+
+@dataclass(frozen=True)
 class CancelCommand:
     """What to cancel."""
 

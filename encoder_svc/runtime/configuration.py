@@ -52,6 +52,8 @@ def rules(settings: Settings) -> Rules:
         max_queued_patches=settings.max_queued_patches,
         batches_ahead=settings.batches_ahead,
         input_bytes=settings.input_arena_bytes,
+        max_known_receivers=settings.max_known_receivers,
+        max_receiver_parts=settings.max_receiver_parts,
         max_upload_bytes=settings.max_upload_bytes,
         max_uploads_bytes=settings.max_uploads_bytes,
         upload_seconds=settings.upload_seconds,

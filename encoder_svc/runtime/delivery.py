@@ -1,19 +1,21 @@
-"""Hands embeddings out: leases on filled slots, the READY chunks that name them, and what becomes of them."""
+"""Hands embeddings out: leases on filled slots, the READY chunks that name them, and what their receivers are told."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Protocol
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.chunks import ChunkWriter
-from encoder_svc.runtime.commands import AcquireCommand
+from encoder_svc.runtime.commands import AcquireCommand, SubscribeCommand
 from encoder_svc.runtime.encoding import EncodedItem
 from encoder_svc.runtime.engine_table import Engine
 from encoder_svc.runtime.leases import Lease, LeaseState, LeaseTable
 from encoder_svc.runtime.parts import Part
+from encoder_svc.runtime.rules import Rules
 from encoder_svc.runtime.slots import Slot, SlotState
+from encoder_svc.runtime.subscriptions import Subscription, Subscriptions
 from encoder_svc.runtime.timers import Timers
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import READ_OUTCOME_CORRUPT, ReadOutcome
@@ -36,8 +38,7 @@ class EmbeddingDelivery:
         hands: the engines.
         chunks: makes the chunks.
         timers: where the ends of leases are set.
-        lease_seconds: the life of a lease when none is asked for.
-        max_lease_seconds: the longest.
+        rules: the lives of leases, and the limits of named receivers.
     """
 
     def __init__(
@@ -46,15 +47,16 @@ class EmbeddingDelivery:
         hands: VerifyHands,
         chunks: ChunkWriter,
         timers: Timers,
-        lease_seconds: float,
-        max_lease_seconds: float,
+        rules: Rules,
     ) -> None:
         self._engines = engines
         self._hands = hands
         self._chunks = chunks
-        self._lease_seconds = lease_seconds
-        self._max_lease_seconds = max_lease_seconds
+        self._rules = rules
         self.leases = LeaseTable(timers, self._lease_ended)
+        self.subscriptions = Subscriptions(
+            timers, rules.max_known_receivers, rules.max_receiver_parts, rules.lease_seconds
+        )
         self._queries = count(1)
         self._verifying: dict[int, Slot] = {}
 
@@ -62,17 +64,36 @@ class EmbeddingDelivery:
         """Leases a FILLED slot to the receivers of a part. ``encoded`` tells how it was made; None: it was cached."""
         command = part.request.command
         leases = self._grant(slot, command.receivers, command.lease_ttl, now)
-        return self._chunks.ready_for(part, slot, self._ready(slot), leases, encoded, now)
+        chunk = self._chunks.ready_for(part, slot, self._ready(slot), leases, encoded, now)
+        self.subscriptions.ready(part, chunk, leases)
+        return chunk
 
     def acquire(self, command: AcquireCommand, slot: Slot, now: float) -> EmbeddingChunk:
-        """Leases a cached slot to whom ``command`` names. Nobody: only tells what is there."""
+        """Leases a cached slot to whom ``command`` names. Nobody: only tells what is there.
+
+        Raises:
+            ServiceError: a receiver has more than it may already.
+        """
+        self.subscriptions.check_room(command.identity, command.receivers, 1)
         leases = self._grant(slot, command.receivers, command.lease_ttl, now)
         chunk = self._chunks.ready(slot, self._ready(slot), leases, now)
         chunk.prompt_id = command.prompt_id
         chunk.part_idx = command.part_idx
         chunk.num_parts = command.num_parts
         chunk.from_cache = True
+        self.subscriptions.acquired(command.identity, chunk, leases)
         return chunk
+
+    def subscribe(self, command: SubscribeCommand, wake: Callable[[], None], now: float) -> Subscription:
+        """Begins to tell a named receiver. A new life of it takes the leases of the one before.
+
+        Raises:
+            ServiceError: it may not.
+        """
+        subscription, revoked = self.subscriptions.subscribe(command, wake, now)
+        for lease in revoked:
+            self.leases.revoke(lease, now)
+        return subscription
 
     def release(
         self, leases: Sequence[tuple[bytes, ReadOutcome]], now: float
@@ -84,7 +105,7 @@ class EmbeddingDelivery:
             if isinstance(found, Lease):
                 if outcome == READ_OUTCOME_CORRUPT:
                     self._doubt(found.slot)
-                self.leases.release(found)
+                self.leases.release(found, now)
                 answers.append((found, LeaseState.RELEASED))
             else:
                 answers.append((found, found))
@@ -108,20 +129,20 @@ class EmbeddingDelivery:
             return found
         raise ServiceError(*_DEAD_LEASE[found])
 
-    def engine_lost(self, index: int) -> None:
+    def engine_lost(self, index: int, now: float) -> None:
         """An engine died: the embeddings in its arena are gone."""
         self._engines[index].slots.forget_all()
-        self.leases.revoke_engine(index)
+        self.leases.revoke_engine(index, now)
         # What it was asked about slots that are free now, it will not answer.
         self._verifying = {query: slot for query, slot in self._verifying.items() if slot.state is SlotState.FILLED}
 
-    def slot_verified(self, query: int, checksum: int) -> None:
+    def slot_verified(self, query: int, checksum: int, now: float) -> None:
         """An engine has computed a slot's checksum again. A damaged slot is taken from its readers and forgotten."""
         slot = self._verifying.pop(query, None)
         # Its memory may have another use by now: that is another slot.
         if slot is not None and slot.state is SlotState.FILLED and checksum != slot.checksum:
             self._engines[slot.engine].slots.forget(slot)
-            self.leases.revoke_slot(slot)
+            self.leases.revoke_slot(slot, now)
 
     def _doubt(self, slot: Slot) -> None:
         """A reader saw a wrong checksum: finds out whether the slot is damaged, if anybody else could still read it."""
@@ -139,11 +160,13 @@ class EmbeddingDelivery:
             leases.append(self.leases.grant(slot, receiver, seconds, now))
         return leases
 
-    def _lease_ended(self, lease: Lease) -> None:
+    def _lease_ended(self, lease: Lease, now: float) -> None:
         self._engines[lease.slot.engine].slots.unlease(lease.slot)
+        error = None if lease.state is LeaseState.RELEASED else ServiceError(*_DEAD_LEASE[lease.state])
+        self.subscriptions.lease_ended(lease, error, now)
 
     def _lease_ttl(self, asked: float | None) -> float:
-        return min(asked or self._lease_seconds, self._max_lease_seconds)
+        return min(asked or self._rules.lease_seconds, self._rules.max_lease_seconds)
 
     def _ready(self, slot: Slot) -> EngineReady:
         ready = self._engines[slot.engine].ready
@@ -163,6 +186,6 @@ _DEAD_LEASE: dict[LeaseState | None, tuple[Reason, str]] = {
     ),
     LeaseState.REVOKED: (
         Reason.LEASE_REVOKED,
-        "the encoder took the lease back since its engine died; ask for the embedding again",
+        "the encoder took the lease back: its engine died, its slot was damaged, or its receiver began a new life",
     ),
 }

@@ -14,10 +14,11 @@ from encoder_svc.errors import Reason, ServiceError, SetupError
 from encoder_svc.runtime import leases as lease_table
 from encoder_svc.runtime.batcher import Batcher
 from encoder_svc.runtime.chunks import ChunkWriter
-from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, SubscribeCommand
 from encoder_svc.runtime.configuration import Serving, batch_budgets, configure_engine, configure_media, rules
 from encoder_svc.runtime.engine_table import Engine
 from encoder_svc.runtime.engines import EngineProcess
+from encoder_svc.runtime.events import SubscriptionEvent
 from encoder_svc.runtime.leases import Lease
 from encoder_svc.runtime.media_sources import MediaSources, UriFetcher
 from encoder_svc.runtime.media_workers import MediaWorker
@@ -28,6 +29,7 @@ from encoder_svc.runtime.scheduler import Scheduler
 from encoder_svc.runtime.server_info import describe
 from encoder_svc.runtime.service import CancelOutcome, FinishedUpload, LeaseOutcome, LoadFigures
 from encoder_svc.runtime.slots import SlotTable
+from encoder_svc.runtime.subscriptions import Subscription
 from encoder_svc.runtime.supervisor import ChildProgram, Supervisor
 from encoder_svc.runtime.uploads import Upload
 from encoder_svc.settings import Settings
@@ -53,6 +55,22 @@ class FrontCall:
         if self._request.open_parts:
             self._front.scheduler.abandon(self._request, self._front.now())
             self._front.changed()
+
+
+class FrontSubscription:
+    """One ``Subscribe`` call, as ``rpc/`` holds it."""
+
+    def __init__(self, front: Front, subscription: Subscription) -> None:
+        self._front = front
+        self._subscription = subscription
+
+    def take(self) -> SubscriptionEvent | None:
+        """See :class:`ReceiverSubscription`."""
+        return self._subscription.take(self._front.now())
+
+    def leave(self) -> None:
+        """See :class:`ReceiverSubscription`."""
+        self._front.scheduler.subscriptions.leave(self._subscription)
 
 
 class Front:
@@ -164,7 +182,7 @@ class Front:
     async def drain(self, seconds: float) -> None:
         """Takes no more requests, and waits until those that are admitted have ended and what is READY has been read.
 
-        Parts that have not ended by then fail.
+        Parts that have not ended by then fail. Then all subscriptions end.
 
         Args:
             seconds: how long at most.
@@ -179,6 +197,7 @@ class Front:
         except TimeoutError:
             logger.warning("stopping with %d requests and %d leases", len(requests), len(leases))
             self.scheduler.fail_all(self.now())
+        self.scheduler.subscriptions.end(ServiceError(Reason.SHUTTING_DOWN, "the server has stopped", retry_after=1.0))
 
     # What rpc/ asks (EncoderRuntime).
 
@@ -207,6 +226,12 @@ class Front:
         chunk = self.scheduler.acquire(command, self.now())
         self.changed()
         return chunk
+
+    def subscribe(self, command: SubscribeCommand, wake: Callable[[], None]) -> FrontSubscription:
+        """See :class:`EncoderRuntime`."""
+        subscription = self.scheduler.subscribe(command, wake, self.now())
+        self.changed()
+        return FrontSubscription(self, subscription)
 
     def begin_upload(self, identity: str, total_bytes: int) -> Upload:
         """See :class:`EncoderRuntime`."""

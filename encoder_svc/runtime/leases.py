@@ -50,11 +50,11 @@ class LeaseTable:
 
     Args:
         timers: where expiry is set.
-        on_end: called with a lease when it has ended.
+        on_end: called with a lease when it has ended, and the time.
         memory: how many ended leases are remembered.
     """
 
-    def __init__(self, timers: Timers, on_end: Callable[[Lease], None], memory: int = 65_536) -> None:
+    def __init__(self, timers: Timers, on_end: Callable[[Lease, float], None], memory: int = 65_536) -> None:
         self._timers = timers
         self._on_end = on_end
         self._live: dict[bytes, Lease] = {}
@@ -68,7 +68,7 @@ class LeaseTable:
     def grant(self, slot: Slot, receiver: str, ttl: float, now: float) -> Lease:
         """Makes a lease of ``ttl`` seconds on a FILLED slot, which the caller counts there."""
         lease = Lease(secrets.token_bytes(16), receiver, slot, now + ttl)
-        lease.timer = self._timers.at(lease.expires_at, lambda _: self._end(lease, LeaseState.EXPIRED))
+        lease.timer = self._timers.at(lease.expires_at, lambda at: self._end(lease, LeaseState.EXPIRED, at))
         self._live[lease.id] = lease
         return lease
 
@@ -79,36 +79,40 @@ class LeaseTable:
             return self._ended.get(lease_id)
         if lease.expires_at <= now:
             # Its timer has not run yet, but its time is over: nobody may believe a read that ends now.
-            self._end(lease, LeaseState.EXPIRED)
+            self._end(lease, LeaseState.EXPIRED, now)
             return LeaseState.EXPIRED
         return lease
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: Lease, now: float) -> None:
         """Its receiver gives a live lease back."""
-        self._end(lease, LeaseState.RELEASED)
+        self._end(lease, LeaseState.RELEASED, now)
+
+    def revoke(self, lease: Lease, now: float) -> None:
+        """Takes a live lease back."""
+        self._end(lease, LeaseState.REVOKED, now)
 
     def renew(self, lease: Lease, ttl: float, now: float) -> None:
         """Lets a live lease end ``ttl`` seconds from now, but not earlier than it would have."""
         lease.expires_at = max(lease.expires_at, now + ttl)
         assert lease.timer is not None
         lease.timer.cancel()
-        lease.timer = self._timers.at(lease.expires_at, lambda _: self._end(lease, LeaseState.EXPIRED))
+        lease.timer = self._timers.at(lease.expires_at, lambda at: self._end(lease, LeaseState.EXPIRED, at))
 
-    def revoke_slot(self, slot: Slot) -> list[Lease]:
+    def revoke_slot(self, slot: Slot, now: float) -> list[Lease]:
         """Takes back all leases on a slot and returns them."""
         revoked = [lease for lease in self._live.values() if lease.slot is slot]
         for lease in revoked:
-            self._end(lease, LeaseState.REVOKED)
+            self.revoke(lease, now)
         return revoked
 
-    def revoke_engine(self, engine: int) -> list[Lease]:
+    def revoke_engine(self, engine: int, now: float) -> list[Lease]:
         """Takes back all leases on slots of an engine and returns them."""
         revoked = [lease for lease in self._live.values() if lease.slot.engine == engine]
         for lease in revoked:
-            self._end(lease, LeaseState.REVOKED)
+            self.revoke(lease, now)
         return revoked
 
-    def _end(self, lease: Lease, state: LeaseState) -> None:
+    def _end(self, lease: Lease, state: LeaseState, now: float) -> None:
         if state not in TRANSITIONS[lease.state]:
             raise AssertionError(f"a lease cannot go from {lease.state} to {state}")
         lease.state = state
@@ -119,4 +123,4 @@ class LeaseTable:
         self._order.append(lease.id)
         if len(self._order) > self._memory:
             del self._ended[self._order.popleft()]
-        self._on_end(lease)
+        self._on_end(lease, now)

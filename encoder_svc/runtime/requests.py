@@ -153,17 +153,19 @@ class RequestTable:
         part.request.from_cache += chunk.from_cache
         self._end(part, PartState.READY, ChunkEvent(chunk), now)
 
-    def end_failed(self, part: Part, error: ServiceError, now: float) -> None:
-        """The part failed."""
+    def end_failed(self, part: Part, error: ServiceError, now: float) -> PartFailed:
+        """The part failed. Returns what its caller was told."""
         command = part.request.command
         event = PartFailed(command.prompt_id, command.request_id, part.item.part_idx, error)
         self._end(part, PartState.FAILED, event, now)
+        return event
 
-    def end_cancelled(self, part: Part, now: float) -> None:
-        """The part was cancelled."""
+    def end_cancelled(self, part: Part, now: float) -> PartCancelled:
+        """The part was cancelled. Returns what its caller was told."""
         command = part.request.command
         event = PartCancelled(command.prompt_id, command.request_id, part.item.part_idx)
         self._end(part, PartState.CANCELLED, event, now)
+        return event
 
     def _end(self, part: Part, state: PartState, event: Event, now: float) -> None:
         previous = part.state

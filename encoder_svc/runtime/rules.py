@@ -22,6 +22,8 @@ class Rules:
     max_queued_patches: int
     batches_ahead: int
     input_bytes: int
+    max_known_receivers: int
+    max_receiver_parts: int
     max_upload_bytes: int
     max_uploads_bytes: int
     upload_seconds: float

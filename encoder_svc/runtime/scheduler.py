@@ -9,14 +9,14 @@ nobody starts it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.runtime.admission import Admission
 from encoder_svc.runtime.canary import Canary
 from encoder_svc.runtime.chunks import ChunkWriter
-from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, SubscribeCommand
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.contents import Contents, SourceHands
 from encoder_svc.runtime.delivery import EmbeddingDelivery, VerifyHands
@@ -33,6 +33,7 @@ from encoder_svc.runtime.rules import Rules
 from encoder_svc.runtime.service import LoadFigures
 from encoder_svc.runtime.slots import ContentName, Slot
 from encoder_svc.runtime.store import Store
+from encoder_svc.runtime.subscriptions import Subscription, Subscriptions, names_receivers
 from encoder_svc.runtime.timers import Timers
 from encoder_svc.runtime.uploads import Upload, Uploads
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
@@ -70,9 +71,7 @@ class Scheduler:
         self.admission = Admission(rules.max_queued_parts, rules.max_queued_bytes, rules.max_queued_patches)
         self.uploads = Uploads(rules.max_upload_bytes, rules.max_uploads_bytes, rules.upload_seconds, self.timers)
         self.store = Store([engine.slots for engine in engines])
-        self.delivery = EmbeddingDelivery(
-            engines, hands, chunks, self.timers, rules.lease_seconds, rules.max_lease_seconds
-        )
+        self.delivery = EmbeddingDelivery(engines, hands, chunks, self.timers, rules)
         self.preparation = Preparation(
             hands, rules.input_bytes, rules.prepare_seconds, rules.space_seconds, self.timers, self
         )
@@ -90,6 +89,11 @@ class Scheduler:
     def leases(self) -> LeaseTable:
         """All leases."""
         return self.delivery.leases
+
+    @property
+    def subscriptions(self) -> Subscriptions:
+        """All named receivers."""
+        return self.delivery.subscriptions
 
     @property
     def ready(self) -> bool:
@@ -170,6 +174,16 @@ class Scheduler:
         if slot is None:
             raise ServiceError(Reason.CONTENT_UNKNOWN, "no embedding of this content is here; send its media in Encode")
         return self.delivery.acquire(command, slot, now)
+
+    def subscribe(self, command: SubscribeCommand, wake: Callable[[], None], now: float) -> Subscription:
+        """Begins to tell a named receiver; ``wake`` is called when there is something to take.
+
+        Raises:
+            ServiceError: a newer life of it has subscribed, or there are too many receivers.
+        """
+        subscription = self.delivery.subscribe(command, wake, now)
+        self._pump(now)
+        return subscription
 
     def begin_upload(self, identity: str, total_bytes: int, now: float) -> Upload:
         """Reserves room for a file that is sent ahead.
@@ -263,7 +277,7 @@ class Scheduler:
 
     def engine_lost(self, index: int, now: float) -> None:
         """An engine died: the embeddings in its arena are gone."""
-        self.delivery.engine_lost(index)
+        self.delivery.engine_lost(index, now)
         self.encoding.engine_lost(index, now)
         self._pump(now)
 
@@ -278,7 +292,7 @@ class Scheduler:
 
     def slot_verified(self, query: int, checksum: int, now: float) -> None:
         """An engine has computed a slot's checksum again. A damaged slot is taken from its readers and forgotten."""
-        self.delivery.slot_verified(query, checksum)
+        self.delivery.slot_verified(query, checksum, now)
         self._pump(now)
 
     def tick(self, now: float) -> None:
@@ -379,14 +393,18 @@ class Scheduler:
                 )
         if command.deadline is not None and command.deadline <= now:
             raise ServiceError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the request was admitted")
+        self.subscriptions.check_room(command.identity, command.receivers, len(command.items))
         media_bytes = sum(item.media_bytes for item in command.items)
         patches = [self.admission.estimate(item.item.modality) for item in command.items]
         self.admission.enter(media_bytes, patches, now)
         try:
-            return self.requests.admit(command, sink, self._chunks.encoder, patches, now)
+            request = self.requests.admit(command, sink, self._chunks.encoder, patches, now)
         except ServiceError:
             self.admission.leave(media_bytes, patches)
             raise
+        for part in request.parts:
+            self.subscriptions.expect(part)
+        return request
 
     @property
     def _cache_namespace(self) -> bytes:
@@ -405,13 +423,13 @@ class Scheduler:
         self._observer.part_ended(PartState.READY, None, now - part.admitted_at)
 
     def _fail(self, part: Part, error: ServiceError, now: float) -> None:
-        self.requests.end_failed(part, error, now)
+        self.subscriptions.ended(part, self.requests.end_failed(part, error, now), now)
         self._observer.part_ended(PartState.FAILED, error.reason, now - part.admitted_at)
 
     def _cancel(self, request: Request, now: float) -> int:
         parts = [part for part in request.parts if not part.ended]
         for part in parts:
-            self.requests.end_cancelled(part, now)
+            self.subscriptions.ended(part, self.requests.end_cancelled(part, now), now)
             self._observer.part_ended(PartState.CANCELLED, None, now - part.admitted_at)
         return len(parts)
 
@@ -455,10 +473,16 @@ class Scheduler:
         """A part's embedding is measured: charges for it, and tells its LAYOUT if it fits."""
         assert computation.layout is not None
         self.admission.measured(part, computation.patches)
-        if self._fits_prompt(part, computation.layout.nbytes, now) and not part.request.command.skip_layout:
-            assert self._model is not None
-            fingerprint = self._model.model.compatibility_fingerprint
-            part.request.tell(ChunkEvent(self._chunks.layout(computation.layout, part, fingerprint)))
+        if not self._fits_prompt(part, computation.layout.nbytes, now):
+            return
+        command = part.request.command
+        if command.skip_layout and not names_receivers(command):
+            return
+        assert self._model is not None
+        chunk = self._chunks.layout(computation.layout, part, self._model.model.compatibility_fingerprint)
+        if not command.skip_layout:
+            part.request.tell(ChunkEvent(chunk))
+        self.subscriptions.laid_out(part, chunk)
 
     def _fits_prompt(self, part: Part, nbytes: int, now: float) -> bool:
         """Charges a part's prompt for an embedding; fails the part if that is more than a prompt may take."""

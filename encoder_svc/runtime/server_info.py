@@ -65,4 +65,6 @@ def _load(scheduler: Scheduler) -> Load:
         parts=scheduler.requests.live_parts(),
         leases=len(scheduler.leases),
         media_bytes=scheduler.admission.media_bytes,
+        subscriptions=scheduler.subscriptions.connected,
+        receiver_parts=scheduler.subscriptions.parcels,
     )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand
-from encoder_svc.runtime.events import Event
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, SubscribeCommand
+from encoder_svc.runtime.events import Event, SubscriptionEvent
 from encoder_svc.runtime.uploads import Upload
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, LeaseState, ReadOutcome
@@ -64,6 +64,22 @@ class EncodeCall(Protocol):
         ...
 
 
+class ReceiverSubscription(Protocol):
+    """One ``Subscribe`` call."""
+
+    def take(self) -> SubscriptionEvent | None:
+        """The next thing to tell the receiver. None: nothing at present.
+
+        Raises:
+            ServiceError: the subscription has ended, and all that it had to tell has been taken.
+        """
+        ...
+
+    def leave(self) -> None:
+        """The call is over. Idempotent."""
+        ...
+
+
 class EncoderRuntime(Protocol):
     """The brain, as ``rpc/`` sees it."""
 
@@ -93,6 +109,14 @@ class EncoderRuntime(Protocol):
 
         Raises:
             ServiceError: it is not here.
+        """
+        ...
+
+    def subscribe(self, command: SubscribeCommand, wake: Callable[[], None]) -> ReceiverSubscription:
+        """Begins to tell a named receiver; ``wake`` is called when there is something to take.
+
+        Raises:
+            ServiceError: a newer life of the receiver has subscribed, or there are too many receivers.
         """
         ...
 

@@ -38,6 +38,8 @@ class Metrics:
         )
         self.patches = self._gauge("patches", "Patches (mel frames of sound) of parts that have not ended.")
         self.leases = self._gauge("leases", "Leases that are alive.")
+        self.subscriptions = self._gauge("subscriptions", "Named receivers that listen.")
+        self.receiver_parts = self._gauge("receiver_parts", "Parts addressed to named receivers and not read.")
         self.loop_lag = self._gauge("loop_lag_seconds", "Greatest delay of the event loop in the last seconds.")
         self.part_seconds = self._histogram("part_seconds", "From a part's admission to its end.", _SECONDS, "state")
         self.stage_seconds = self._histogram("stage_seconds", "Time that items spent in a stage.", _SECONDS, "stage")
@@ -95,6 +97,8 @@ class Metrics:
         for state, count in info.load.parts.items():
             self.live_parts.labels(state).set(count)
         self.leases.set(info.load.leases)
+        self.subscriptions.set(info.load.subscriptions)
+        self.receiver_parts.set(info.load.receiver_parts)
         self.media_bytes.set(info.load.media_bytes)
         self.restarts.labels("media worker").set(info.load.media_worker_restarts)
         self.restarts.labels("engine").set(sum(engine.restarts for engine in info.engines))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand
-from encoder_svc.runtime.events import Accepted
+from encoder_svc.errors import ServiceError
+from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, SubscribeCommand
+from encoder_svc.runtime.events import Accepted, SubscriptionEvent
 from encoder_svc.runtime.service import CancelOutcome, FinishedUpload, LeaseOutcome, LoadFigures, Sink
 from encoder_svc.runtime.uploads import Upload
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef
@@ -23,6 +24,29 @@ class ScriptedCall:
         self.abandoned.set()
 
 
+class ScriptedSubscription:
+    """A subscription that tells what the test puts into it."""
+
+    def __init__(self) -> None:
+        self.events: list[SubscriptionEvent | ServiceError] = []
+        self.wake: Callable[[], None] = lambda: None
+        self.left = asyncio.Event()
+
+    def tell(self, event: SubscriptionEvent | ServiceError) -> None:
+        """There is something to take."""
+        self.events.append(event)
+        self.wake()
+
+    def take(self) -> SubscriptionEvent | None:
+        event = self.events.pop(0) if self.events else None
+        if isinstance(event, ServiceError):
+            raise event
+        return event
+
+    def leave(self) -> None:
+        self.left.set()
+
+
 class ScriptedRuntime:
     """An ``EncoderRuntime`` that keeps what it was given."""
 
@@ -32,6 +56,8 @@ class ScriptedRuntime:
         self.commands: list[EncodeCommand] = []
         self.cancels: list[CancelCommand] = []
         self.acquired: list[AcquireCommand] = []
+        self.subscribed: list[SubscribeCommand] = []
+        self.subscription = ScriptedSubscription()
         self.uploads: list[Upload] = []
         self.pieces: list[bytes] = []
         self.abandoned: list[Upload] = []
@@ -62,6 +88,12 @@ class ScriptedRuntime:
         self._fail()
         self.acquired.append(command)
         return EmbeddingChunk(prompt_id=command.prompt_id)
+
+    def subscribe(self, command: SubscribeCommand, wake: Callable[[], None]) -> ScriptedSubscription:
+        self._fail()
+        self.subscribed.append(command)
+        self.subscription.wake = wake
+        return self.subscription
 
     def begin_upload(self, identity: str, total_bytes: int) -> Upload:
         self._fail()

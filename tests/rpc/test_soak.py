@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -18,6 +18,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
+from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from tests.photograph import photo
 from tests.rpc.calls import SECONDS, calls_to, encode, encode_request, events_of, image, is_idle, ready_chunks, release
 from tests.server_process import ServerProcess
@@ -39,9 +40,14 @@ PINGS = 3
 
 
 class IdleStream:
-    """A health watch on a connection of its own that pings, in a thread."""
+    """A stream on a connection of its own that pings, in a thread.
 
-    def __init__(self, target: str) -> None:
+    Args:
+        target: the server.
+        begin: begins the stream on a channel.
+    """
+
+    def __init__(self, target: str, begin: Callable[[grpc.Channel], Any]) -> None:
         options = [
             ("grpc.keepalive_time_ms", int(PING_SECONDS * 1000)),
             ("grpc.keepalive_timeout_ms", 10_000),
@@ -53,8 +59,7 @@ class IdleStream:
         self.seen: list[Any] = []
         self.error: grpc.RpcError | None = None
         self._channel = grpc.insecure_channel(target, options)
-        stub: Any = HealthStub(self._channel)
-        self._watch = stub.Watch(HealthCheckRequest())
+        self._stream = begin(self._channel)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -64,21 +69,31 @@ class IdleStream:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        self._watch.cancel()
+        self._stream.cancel()
         self._thread.join()
         self._channel.close()
 
     def _read(self) -> None:
         try:
-            self.seen.extend(answer.status for answer in self._watch)
+            self.seen.extend(self._stream)
         except grpc.RpcError as error:
             self.error = error
 
 
 @pytest.fixture(scope="module")
 def idle_stream(server: ServerProcess) -> Iterator[IdleStream]:
-    """A stream that is idle throughout this file."""
-    stream = IdleStream(server.target)
+    """A health watch that is idle throughout this file."""
+    stream = IdleStream(server.target, lambda channel: HealthStub(channel).Watch(HealthCheckRequest()))
+    yield stream
+    stream.close()
+
+
+@pytest.fixture(scope="module")
+def idle_subscription(server: ServerProcess) -> Iterator[IdleStream]:
+    """A subscription to which nothing is addressed throughout this file."""
+    stub: Any = EncoderServiceStub
+    request = pb.SubscribeRequest(receiver_id="idle")
+    stream = IdleStream(server.target, lambda channel: stub(channel).Subscribe(request))
     yield stream
     stream.close()
 
@@ -139,10 +154,21 @@ async def test_f10_f27_thousands_of_requests_leave_nothing(server: ServerProcess
         assert word not in server.stderr
 
 
-async def test_f28_an_idle_stream_outlives_pings(idle_stream: IdleStream) -> None:
-    def pings_have_passed() -> bool:
-        return not idle_stream.open or time.monotonic() - idle_stream.begin > (PINGS + 0.5) * PING_SECONDS
+async def pings_have_passed(stream: IdleStream) -> None:
+    """Waits for them; the stream is still there."""
 
-    await eventually(pings_have_passed, 60)
-    assert idle_stream.open, idle_stream.error
-    assert idle_stream.seen == [HealthCheckResponse.SERVING]
+    def passed() -> bool:
+        return not stream.open or time.monotonic() - stream.begin > (PINGS + 0.5) * PING_SECONDS
+
+    await eventually(passed, 60)
+    assert stream.open, stream.error
+
+
+async def test_f28_an_idle_stream_outlives_pings(idle_stream: IdleStream, idle_subscription: IdleStream) -> None:
+    await pings_have_passed(idle_stream)
+    assert [answer.status for answer in idle_stream.seen] == [HealthCheckResponse.SERVING]
+
+
+async def test_f28_an_idle_subscription_outlives_pings(idle_subscription: IdleStream) -> None:
+    await pings_have_passed(idle_subscription)
+    assert idle_subscription.seen == [pb.SubscribeResponse(synced=pb.Synced(events=0))]

@@ -16,10 +16,11 @@ from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.rpc.server import RpcServer
 from encoder_svc.rpc.servicer import PIECE_BYTES
 from encoder_svc.rpc.validation import MAX_PIECE_BYTES
-from encoder_svc.runtime.events import Completed, PartCancelled, PartFailed
+from encoder_svc.runtime.events import ChunkEvent, Completed, LeaseRevoked, PartCancelled, PartFailed, Synced
 from encoder_svc.settings import Settings
 from encoder_svc.telemetry.metrics import Metrics
 from epd.encoder.v1 import encoder_service_pb2 as pb
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from tests.rpc.calls import END_OF_STREAM, events_of
@@ -218,8 +219,61 @@ async def test_an_acquire_goes_to_the_runtime(service: Service) -> None:
     assert (command.part_idx, command.num_parts, command.lease_ttl, command.identity) == (1, 2, 3, "")
 
 
-async def test_a_call_that_is_to_come_says_so(service: Service) -> None:
-    with pytest.raises(grpc.aio.AioRpcError, match="will come with a later version") as failed:
-        await service.stub.Subscribe(pb.SubscribeRequest()).read()
-    assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert reason_of(failed.value) == "NOT_IMPLEMENTED"
+async def test_a_receiver_is_told_every_kind_of_event_and_how_its_subscription_ends(service: Service) -> None:
+    subscription = service.runtime.subscription
+    fault = ServiceError(Reason.LEASE_EXPIRED, "too late")
+    subscription.tell(ChunkEvent(EmbeddingChunk(prompt_id="p", part_idx=1)))
+    subscription.tell(Synced(events=1))
+    call = service.stub.Subscribe(pb.SubscribeRequest(receiver_id="lm-3/tp0", incarnation=7))
+    assert (await call.read()).chunk.part_idx == 1
+    assert (await call.read()).synced == pb.Synced(events=1)
+    subscription.tell(PartFailed("p", "r", 2, ServiceError(Reason.MEDIA_CORRUPT, "own words")))
+    subscription.tell(PartCancelled("p", "r", 3))
+    subscription.tell(LeaseRevoked(bytes(16), "p", "r", 4, fault))
+    failed = (await call.read()).part_failed
+    assert (failed.prompt_id, failed.request_id, failed.part_idx) == ("p", "r", 2)
+    assert failed.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert (await call.read()).part_cancelled == pb.PartCancelled(prompt_id="p", request_id="r", part_idx=3)
+    revoked = (await call.read()).lease_revoked
+    assert (revoked.lease_id, revoked.prompt_id, revoked.request_id, revoked.part_idx) == (bytes(16), "p", "r", 4)
+    assert revoked.status.message == "too late"
+    assert not subscription.left.is_set()
+    subscription.tell(ServiceError(Reason.SUBSCRIPTION_SUPERSEDED, "another one"))
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await call.read()
+    assert (ended.value.code(), reason_of(ended.value)) == (grpc.StatusCode.ABORTED, "SUBSCRIPTION_SUPERSEDED")
+    await subscription.left.wait()
+    (command,) = service.runtime.subscribed
+    assert (command.identity, command.receiver, command.incarnation) == ("", "lm-3/tp0", 7)
+
+
+async def test_a_receiver_that_leaves_is_noticed(service: Service) -> None:
+    call = service.stub.Subscribe(pb.SubscribeRequest(receiver_id="lm"))
+    await eventually(lambda: len(service.runtime.subscribed) == 1)
+    call.cancel()
+    await service.runtime.subscription.left.wait()
+
+
+async def test_f39_a_receiver_that_does_not_read_is_not_written_to(service: Service) -> None:
+    subscription = service.runtime.subscription
+    subscription.events.extend([ChunkEvent(EmbeddingChunk(prompt_id="p" * 50_000))] * 2000)
+    call = service.stub.Subscribe(pb.SubscribeRequest(receiver_id="lm"))
+    await eventually(lambda: len(subscription.events) < 2000)
+    left = 2000
+    # Other calls are answered; between them nothing more is written once what is under way is full.
+    for _ in range(20):
+        left = len(subscription.events)
+        for _ in range(50):
+            await service.stub.GetServerInfo(pb.GetServerInfoRequest())
+    assert len(subscription.events) == left > 1000
+    for _ in range(2000):
+        assert (await call.read()).HasField("chunk")
+    call.cancel()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "a\nb"])
+async def test_a_receiver_needs_a_proper_name(service: Service, name: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="receiver_id") as failed:
+        await service.stub.Subscribe(pb.SubscribeRequest(receiver_id=name)).read()
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert service.runtime.subscribed == []

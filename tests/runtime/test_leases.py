@@ -18,7 +18,7 @@ class Store:
         self.freed: list[Slot] = []
         self.leases = LeaseTable(self.timers, self._ended, memory)
 
-    def _ended(self, lease: Lease) -> None:
+    def _ended(self, lease: Lease, now: float) -> None:
         self.slots.unlease(lease.slot)
         if lease.slot.state is SlotState.FREE:
             self.freed.append(lease.slot)
@@ -39,7 +39,7 @@ class Store:
         """What the runtime does for a ``Release``."""
         found = self.leases.find(lease_id, now)
         if isinstance(found, Lease):
-            self.leases.release(found)
+            self.leases.release(found, now)
         return found
 
 
@@ -119,7 +119,7 @@ def test_a_slot_is_taken_from_all_its_readers_and_from_no_others() -> None:
     damaged, whole = store.filled(), store.filled()
     victims = [store.grant(damaged, name, ttl=10.0, now=0.0) for name in "ab"]
     other = store.grant(whole, "a", ttl=10.0, now=0.0)
-    assert store.leases.revoke_slot(damaged) == victims
+    assert store.leases.revoke_slot(damaged, 1.0) == victims
     assert store.freed == [damaged]
     assert {lease.state for lease in victims} == {LeaseState.REVOKED}
     assert other.state is LeaseState.GRANTED
@@ -130,15 +130,15 @@ def test_an_engine_that_dies_takes_only_its_own_leases() -> None:
     timers = Timers()
     ended: list[Lease] = []
     tables = [SlotTable(index, memoryview(bytearray(1024))) for index in range(2)]
-    leases = LeaseTable(timers, ended.append)
+    leases = LeaseTable(timers, lambda lease, now: ended.append(lease))
     slots = [table.reserve(100) for table in tables]
     for table, slot in zip(tables, slots, strict=True):
         assert slot is not None
         table.fill(slot, layout(), 1, None)
     first, second = (leases.grant(slot, "", ttl=10.0, now=0.0) for slot in slots if slot is not None)
-    assert leases.revoke_engine(0) == ended == [first]
+    assert leases.revoke_engine(0, 1.0) == ended == [first]
     assert second.state is LeaseState.GRANTED
-    assert leases.revoke_engine(0) == []
+    assert leases.revoke_engine(0, 2.0) == []
 
 
 def test_ended_leases_are_remembered_in_bounded_number() -> None:
@@ -201,7 +201,7 @@ def test_a_slot_lives_exactly_as_long_as_a_lease_on_it(  # noqa: C901 # one arm 
                 store.leases.renew(lease, float(number), now)
                 assert lease.expires_at == max(end, now + number)
             case "revoke" if alive:
-                store.leases.revoke_slot(alive[number % len(alive)].slot)
+                store.leases.revoke_slot(alive[number % len(alive)].slot, now)
             case "pass":
                 now += number / 4
                 if number % 2:

@@ -111,17 +111,17 @@ def test_a_lease_ends_once(ended: LeaseState) -> None:
     assert slot is not None
     table.fill(slot, layout(), 1, None)
     timers = Timers()
-    lease_table = LeaseTable(timers, lambda lease: table.unlease(lease.slot))
+    lease_table = LeaseTable(timers, lambda lease, now: table.unlease(lease.slot))
     table.lease(slot)
     lease = lease_table.grant(slot, "", ttl=5.0, now=0.0)
     match ended:
         case LeaseState.RELEASED:
-            lease_table.release(lease)
+            lease_table.release(lease, 1.0)
         case LeaseState.EXPIRED:
             timers.run_due(5.0)
         case _:
-            lease_table.revoke_slot(slot)
+            lease_table.revoke_slot(slot, 1.0)
     assert lease.state is ended
     with pytest.raises(AssertionError, match="cannot go"):
-        lease_table.release(lease)
+        lease_table.release(lease, 1.0)
     assert slot.state is SlotState.FREE

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from encoder_svc.errors import Reason, ServiceError
@@ -64,7 +66,7 @@ def test_accepted_is_first_and_completed_is_last_and_counts() -> None:
 def test_a_part_ends_once(first: str, second: str) -> None:
     table = Table()
     part = table.admit(parts=(0, 1)).parts[0]
-    ends = {
+    ends: dict[str, Callable[[], object]] = {
         "failed": lambda: table.table.end_failed(part, FAULT, 1.0),
         "cancelled": lambda: table.table.end_cancelled(part, 1.0),
         "ready": lambda: ready(table.table, part),

@@ -690,6 +690,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.brain.advance(0.5)
         assert not self.live_calls(), "something is stuck"
         self.brain.advance(self.brain.rules.max_lease_seconds)
+        self.brain.advance(self.brain.rules.lease_seconds)
+        assert self.scheduler.subscriptions.parcels == 0
         assert self.scheduler.uploads.bytes == 0
         for engine in self.brain.engines:
             assert all(slot.name is not None for slot in engine.slots.live), "only what is cached is left"

@@ -244,16 +244,18 @@ class SubscribeResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_embedding_pb2.EmbeddingChunk, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., part_cancelled: _Optional[_Union[PartCancelled, _Mapping]] = ..., lease_revoked: _Optional[_Union[LeaseRevoked, _Mapping]] = ..., synced: _Optional[_Union[Synced, _Mapping]] = ...) -> None: ...
 
 class LeaseRevoked(_message.Message):
-    __slots__ = ("lease_id", "prompt_id", "part_idx", "status")
+    __slots__ = ("lease_id", "prompt_id", "part_idx", "status", "request_id")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PART_IDX_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: bytes
     prompt_id: str
     part_idx: int
     status: _status_pb2.Status
-    def __init__(self, lease_id: _Optional[bytes] = ..., prompt_id: _Optional[str] = ..., part_idx: _Optional[int] = ..., status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    request_id: str
+    def __init__(self, lease_id: _Optional[bytes] = ..., prompt_id: _Optional[str] = ..., part_idx: _Optional[int] = ..., status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class Synced(_message.Message):
     __slots__ = ("events",)
@@ -457,7 +459,7 @@ class EngineInfo(_message.Message):
     def __init__(self, index: _Optional[int] = ..., boot_id: _Optional[str] = ..., device: _Optional[str] = ..., state: _Optional[_Union[EngineState, str]] = ..., restarts: _Optional[int] = ..., batches_in_flight: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., cached_bytes: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("requests", "parts", "leases", "media_bytes", "loop_lag", "uptime", "media_worker_restarts")
+    __slots__ = ("requests", "parts", "leases", "media_bytes", "loop_lag", "uptime", "media_worker_restarts", "subscriptions", "receiver_parts")
     class PartsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -472,6 +474,8 @@ class Load(_message.Message):
     LOOP_LAG_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
     MEDIA_WORKER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_PARTS_FIELD_NUMBER: _ClassVar[int]
     requests: int
     parts: _containers.ScalarMap[str, int]
     leases: int
@@ -479,4 +483,6 @@ class Load(_message.Message):
     loop_lag: _duration_pb2.Duration
     uptime: _duration_pb2.Duration
     media_worker_restarts: int
-    def __init__(self, requests: _Optional[int] = ..., parts: _Optional[_Mapping[str, int]] = ..., leases: _Optional[int] = ..., media_bytes: _Optional[int] = ..., loop_lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., media_worker_restarts: _Optional[int] = ...) -> None: ...
+    subscriptions: int
+    receiver_parts: int
+    def __init__(self, requests: _Optional[int] = ..., parts: _Optional[_Mapping[str, int]] = ..., leases: _Optional[int] = ..., media_bytes: _Optional[int] = ..., loop_lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., media_worker_restarts: _Optional[int] = ..., subscriptions: _Optional[int] = ..., receiver_parts: _Optional[int] = ...) -> None: ...

@@ -119,9 +119,12 @@ class EncoderServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Subscribe(self, request, context):
-        """Delivers everything that is addressed to one named receiver, whoever asked for it, before or after this call. A
-        receiver has one subscription: the newest incarnation takes over. After a reconnect, chunks that were not released
-        come again.
+        """Delivers everything that is addressed to one named receiver, by whichever `Encode` or `Acquire` of the same
+        identity, before or after this call: of each part its newest state, so a part that is READY by then has no LAYOUT.
+        A receiver has one subscription: the newest incarnation takes over. After a reconnect, chunks that were not
+        released come again, and so do failures, cancels and revocations of the last `Limits.default_lease_ttl`. The call
+        ends only with an error: UNAVAILABLE when the server stops, ABORTED when another call takes over,
+        RESOURCE_EXHAUSTED for a receiver that does not read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
