@@ -19,10 +19,22 @@ from encoder_client.errors import (
     PoolError,
     ReadError,
 )
-from encoder_client.events import Accepted, Complete, Event, Layout, PartCancelled, PartFailed, Ready
+from encoder_client.events import (
+    Accepted,
+    Complete,
+    Event,
+    Layout,
+    LeaseRevoked,
+    PartCancelled,
+    PartFailed,
+    Ready,
+    SubscriptionEvent,
+    Synced,
+)
 from encoder_client.media import audio, image, video
 from encoder_client.pool import EmbeddingPool
 from encoder_client.pool_ledger import PoolStatistics
+from encoder_client.subscription import Subscription
 
 __all__ = [
     "Accepted",
@@ -37,6 +49,7 @@ __all__ = [
     "Event",
     "FieldViolation",
     "Layout",
+    "LeaseRevoked",
     "PartCancelled",
     "PartError",
     "PartFailed",
@@ -44,6 +57,9 @@ __all__ = [
     "PoolStatistics",
     "ReadError",
     "Ready",
+    "Subscription",
+    "SubscriptionEvent",
+    "Synced",
     "audio",
     "content_key",
     "image",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ from encoder_client.media import add_placed
 from encoder_client.pool import EmbeddingPool, Slot
 from encoder_client.reading import ChunkReader
 from encoder_client.stub import EncoderStub
+from encoder_client.subscription import Subscription
 from encoder_client.transports import Reader
 from encoder_client.transports.inline import InlineReader
 from epd.encoder.v1 import encoder_service_pb2 as service
@@ -147,6 +149,21 @@ class EncoderClient:
         )
         add_placed(request, items)
         return EncodeCall(self, request, timeout)
+
+    def subscribe(self, *, incarnation: int | None = None, patience: float | None = None) -> Subscription:
+        """Receives what is addressed to :attr:`receiver`, whoever asked for it; begins with ``async with``.
+
+        Args:
+            incarnation: grows with every life of the receiver: a new one takes over, and the leases that an older one
+                was told of are revoked. None: the time, in nanoseconds.
+            patience: seconds without a connection after which it fails. None: it tries for ever.
+
+        Raises:
+            ValueError: the client has no receiver's name.
+        """
+        if not self.receiver:
+            raise ValueError("only a named receiver can subscribe: give EncoderClient a receiver")
+        return Subscription(self, time.time_ns() if incarnation is None else incarnation, patience)
 
     async def read(self, chunk: EmbeddingChunk, *, transports: Sequence[str] = ()) -> Embedding:
         """Reads the embedding that a READY chunk describes, checks it, and gives the lease back.

@@ -1,7 +1,9 @@
 """What happens to a call, in the order in which the encoder tells it.
 
-:class:`Accepted`, then for each part a :class:`Layout` (unless left out) and exactly one of :class:`Ready`,
+Of a call: :class:`Accepted`, then for each part a :class:`Layout` (unless left out) and exactly one of :class:`Ready`,
 :class:`PartFailed`, :class:`PartCancelled`; then :class:`Complete`.
+
+Of a subscription: for each part the same, then maybe :class:`LeaseRevoked`; and :class:`Synced`.
 """
 
 from __future__ import annotations
@@ -74,7 +76,26 @@ class Complete:
     total_seconds: float
 
 
+@dataclass(frozen=True)
+class LeaseRevoked:
+    """A lease of this receiver ended before it was released: the embedding is gone."""
+
+    prompt_id: str
+    request_id: str
+    """Empty for a lease that ``Acquire`` granted."""
+    part_idx: int
+    error: EncoderError
+
+
+@dataclass(frozen=True)
+class Synced:
+    """A subscription has told all that waited when its connection was made."""
+
+    events: int
+
+
 Event = Accepted | Layout | Ready | PartFailed | PartCancelled | Complete
+SubscriptionEvent = Layout | Ready | PartFailed | PartCancelled | LeaseRevoked | Synced
 
 
 def _shown(kind: str, chunk: EmbeddingChunk) -> str:

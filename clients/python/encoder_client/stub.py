@@ -18,6 +18,9 @@ class EncoderStub:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         stub = EncoderServiceStub(channel)
         self.encode: grpc.aio.UnaryStreamMultiCallable[service.EncodeRequest, service.EncodeResponse] = stub.Encode
+        self.subscribe: grpc.aio.UnaryStreamMultiCallable[service.SubscribeRequest, service.SubscribeResponse] = (
+            stub.Subscribe
+        )
         self.fetch: grpc.aio.UnaryStreamMultiCallable[service.FetchRequest, service.FetchResponse] = stub.Fetch
         self.release: grpc.aio.UnaryUnaryMultiCallable[service.ReleaseRequest, service.ReleaseResponse] = stub.Release
         self.renew: grpc.aio.UnaryUnaryMultiCallable[service.RenewRequest, service.RenewResponse] = stub.Renew
