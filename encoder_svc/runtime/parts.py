@@ -76,7 +76,7 @@ class Part:
     computation: Computation | None = field(default=None, repr=False)
     """What makes its embedding, together with other parts of equal content. None: FETCHING, or from the cache."""
     slot_bytes: int = 0
-    """What its prompt is charged for its embedding."""
+    """What its prompt is charged for its embedding, beyond an earlier one of the same ``part_idx``."""
     end: PartState | None = None
 
     @property

@@ -9,7 +9,7 @@ from epd.encoder.v1.encoder_service_pb2 import DELIVERY_CACHE_ONLY
 
 
 class PromptShare:
-    """Charges prompts for the embeddings of their parts.
+    """Charges prompts for the embeddings of their parts. One that is asked for again is charged once.
 
     Args:
         prompt_bytes: what one prompt may take.
@@ -30,7 +30,9 @@ class PromptShare:
         if part.request.command.delivery == DELIVERY_CACHE_ONLY and taken <= self._capacity:
             return  # Nobody holds it: others may evict it at once.
         prompt = part.request.prompt
-        total = prompt.slot_bytes + taken
+        charged = prompt.part_bytes.get(part.item.part_idx, 0)
+        more = max(0, taken - charged)
+        total = prompt.slot_bytes + more
         if total > self._limit:
             raise ServiceError(
                 Reason.PROMPT_TOO_LARGE,
@@ -38,9 +40,13 @@ class PromptShare:
                 "fewer pixels or split the prompt, or let the operator raise arena_bytes or prompt_arena_share",
             )
         prompt.slot_bytes = total
-        part.slot_bytes = taken
+        prompt.part_bytes[part.item.part_idx] = charged + more
+        part.slot_bytes = more
 
     def refund(self, part: Part) -> None:
         """A part has ended without an embedding."""
-        part.request.prompt.slot_bytes -= part.slot_bytes
-        part.slot_bytes = 0
+        if part.slot_bytes:
+            prompt = part.request.prompt
+            prompt.slot_bytes -= part.slot_bytes
+            prompt.part_bytes[part.item.part_idx] -= part.slot_bytes
+            part.slot_bytes = 0

@@ -28,8 +28,10 @@ class Prompt:
     num_parts: int
     requests: dict[str, Request] = field(default_factory=dict, repr=False)
     live_parts: set[int] = field(default_factory=set, repr=False)
+    part_bytes: dict[int, int] = field(default_factory=dict, repr=False)
+    """What it is charged for the embedding of each ``part_idx`` that was measured or cached and has not failed."""
     slot_bytes: int = 0
-    """Payload bytes of its parts that were measured or cached, without those that failed or were cancelled."""
+    """What it is charged for all of them."""
 
 
 @dataclass(eq=False)

@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from grpc_status import rpc_status
 
+from encoder_svc.errors import Reason, ServiceError
+from encoder_svc.rpc.errors import to_status
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceServicer, add_EncoderServiceServicer_to_server
@@ -29,6 +32,12 @@ class ScriptedEncoder(EncoderServiceServicer):
         self.release_failures = 0
         self.releases: list[list[pb.LeaseRelease]] = []
         self.fetches = 0
+        self.encodes: list[pb.EncodeRequest] = []
+        self.refusals = 0
+        """So many calls are refused for now."""
+        self.cached: EmbeddingChunk | None = None
+        """What ``Acquire`` finds."""
+        self.acquires: list[pb.AcquireRequest] = []
         self.hang = False
         """The call never completes: only a cancel ends it."""
         self.ended = asyncio.Event()
@@ -40,6 +49,11 @@ class ScriptedEncoder(EncoderServiceServicer):
     ) -> AsyncIterator[pb.EncodeResponse]:
         # A cancel may come while a message is on its way: then it is not raised in here.
         context.add_done_callback(lambda _: self.ended.set())
+        self.encodes.append(request)
+        if self.refusals:
+            self.refusals -= 1
+            full = ServiceError(Reason.ADMISSION_FULL, "come back in a moment", retry_after=0.01)
+            await context.abort_with_status(rpc_status.to_status(to_status(full)))
         accepted = pb.Accepted(request_id="r", prompt_id="p", num_parts=len(request.items))
         accepted.encoder.instance_id, accepted.encoder.grpc_target = "1" * 32, self.target
         yield pb.EncodeResponse(events=[pb.Event(accepted=accepted)])
@@ -47,6 +61,14 @@ class ScriptedEncoder(EncoderServiceServicer):
         if self.hang:
             await asyncio.Event().wait()
         yield pb.EncodeResponse(events=[pb.Event(complete=pb.Complete(ready=len(request.items)))])
+
+    async def Acquire(  # noqa: N802 # the name of the call
+        self, request: pb.AcquireRequest, context: Any
+    ) -> pb.AcquireResponse:
+        self.acquires.append(request)
+        if self.cached is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "it is not here")
+        return pb.AcquireResponse(chunk=self.cached)
 
     async def Fetch(  # noqa: N802 # the name of the call
         self, request: pb.FetchRequest, context: Any

@@ -375,6 +375,30 @@ def test_a_prompt_may_take_its_share_of_the_arena_and_no_more() -> None:
     assert caller.completed.ready == 2
 
 
+def test_a_part_that_is_asked_for_again_counts_once_in_its_prompts_share() -> None:
+    brain = Brain(prompt_bytes=2 * footprint(128))
+    first = brain.submit(encode_command("first", parts=(0, 1)))
+    brain.measure(nbytes=128)
+    brain.finish()
+    brain.finish_batch()  # part 0 is READY, and part 1 keeps the prompt alive
+    again = brain.submit(encode_command("again", parts=(0,)))
+    brain.prepare_all(nbytes=128)
+    brain.run_all()
+    assert [first.chunk(0).nbytes, first.chunk(1).nbytes, again.chunk(0).nbytes] == [128] * 3
+
+
+def test_a_part_that_is_asked_for_again_in_vain_leaves_what_its_prompt_was_charged() -> None:
+    brain = Brain(prompt_bytes=2 * footprint(128))
+    first = brain.submit(encode_command("first", parts=(0, 1)))
+    brain.measure(nbytes=128)
+    brain.finish()
+    brain.finish_batch()
+    brain.submit(encode_command("again", parts=(0,)))
+    brain.scheduler.cancel(CancelCommand("", "request", "again"), brain.now)
+    brain.prepare_all(nbytes=128 + 64)
+    assert first.error(1).reason is Reason.PROMPT_TOO_LARGE
+
+
 def test_parts_that_failed_or_were_cancelled_are_not_held_against_their_prompt() -> None:
     brain = Brain(prompt_bytes=2 * footprint(128))
     brain.submit(encode_command("keeps the prompt alive", parts=(9,)))

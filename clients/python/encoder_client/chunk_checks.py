@@ -131,6 +131,19 @@ def check_follows(ready: EmbeddingChunk, layout: EmbeddingChunk) -> None:
             raise ChunkError(field, "READY and LAYOUT of the part differ in it")
 
 
+def check_same_content(ready: EmbeddingChunk, known: EmbeddingChunk) -> None:
+    """Checks that two READY chunks, of whichever requests and encoders, describe the same content of the same part.
+
+    Raises:
+        ChunkError: a field differs.
+    """
+    for field in ("prompt_id", "part_idx", "num_parts", "modality", "compatibility_fingerprint", *_SAME_UNLESS_BOUND):
+        if getattr(ready, field) != getattr(known, field):
+            raise ChunkError(field, "it is not that of the part's other chunk")
+    if ready.content_key != known.content_key:
+        raise ChunkError("content_key", "it is not that of the part's other chunk: these are two contents")
+
+
 def check_belongs(chunk: EmbeddingChunk, accepted: Accepted, parts: Collection[int]) -> None:
     """Checks that a chunk belongs to a call.
 

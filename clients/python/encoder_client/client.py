@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +20,7 @@ from encoder_client.embedding import Embedding
 from encoder_client.encode_call import EncodeCall
 from encoder_client.errors import EncoderClientError, ReadError, from_rpc_error
 from encoder_client.media import add_placed
+from encoder_client.part_reads import PartReads, gone
 from encoder_client.pool import EmbeddingPool, Slot
 from encoder_client.reading import ChunkReader
 from encoder_client.stub import EncoderStub
@@ -84,6 +86,11 @@ class EncoderClient:
     def stub(self) -> EncoderStub:
         """The raw calls of the encoder at :attr:`target`."""
         return self._connections.stub
+
+    @property
+    def connections(self) -> Connections:
+        """The channels to encoders."""
+        return self._connections
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -169,7 +176,8 @@ class EncoderClient:
         """Reads the embedding that a READY chunk describes, checks it, and gives the lease back.
 
         The chunk may come from a call of this client or, serialised, from any other process. Its lease is held while
-        this waits for space in the pool; :meth:`EncodeCall.embeddings` takes the space before there is a lease.
+        this waits for space in the pool. If the pool stalls meanwhile, it goes back, and the embedding is asked for
+        again by its content key; :meth:`EncodeCall.embeddings`, which has the media, can do more.
 
         Args:
             chunk: READY, with a lease for :attr:`receiver`.
@@ -180,13 +188,18 @@ class EncoderClient:
             PoolError: there is no space.
             ReadError: the bytes could not be had, were damaged, or the lease had ended.
         """
+        reads = PartReads(self, [chunk.part_idx], partial(self.read_into, transports=transports), gone)
         try:
             chunk_checks.check_ready(chunk)
-            reservation = await self.pool.reserve(chunk.prompt_id, [chunk.nbytes], self.read_timeout)
-        except BaseException:
-            await self.abandon([chunk])
-            raise
-        return await self.read_into(chunk, reservation.take(0), transports=transports)
+            reads.offer([chunk])
+            space = reads.reserve(chunk.prompt_id, [chunk.nbytes])
+            if not space.done():
+                await asyncio.wait([space])
+            reads.offer([])
+            [embedding] = await reads.results()
+        finally:
+            await reads.close([chunk])
+        return embedding
 
     async def read_into(self, chunk: EmbeddingChunk, slot: Slot, *, transports: Sequence[str] = ()) -> Embedding:
         """As :meth:`read`, into space that is reserved already."""

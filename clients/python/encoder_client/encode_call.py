@@ -25,9 +25,11 @@ from encoder_client.events import (
     events_of,
     layout_of,
 )
+from encoder_client.part_reads import PartReads
 from encoder_client.pool import Reservation
 from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+from epd.encoder.v1.encoder_service_pb2 import Delivery
 
 if TYPE_CHECKING:
     from encoder_client.client import EncoderClient
@@ -63,6 +65,8 @@ class EncodeCall:
         self._ended: dict[int, PartError] = {}
         self._complete: Complete | None = None
         self._unseen: deque[Event] = deque()
+        self._coming: asyncio.Task[None] | None = None
+        self._deadline: float | None = None
 
     @property
     def accepted(self) -> Accepted | None:
@@ -80,6 +84,8 @@ class EncodeCall:
         return self._complete
 
     async def __aenter__(self) -> Self:
+        if self._timeout is not None:
+            self._deadline = asyncio.get_running_loop().time() + self._timeout
         self._stream = self._client.stub.encode(self._request, timeout=self._timeout)
         self._events = self._receive(self._stream)
         return self
@@ -183,7 +189,8 @@ class EncodeCall:
     async def embeddings(self) -> list[Embedding]:
         """Reads the call's embeddings, each as soon as it is READY, and waits for the last.
 
-        Space in the pool is reserved for all of them at once, as soon as the size of each is known.
+        Space in the pool is reserved for all of them at once, as soon as the size of each is known. If the pool stalls
+        before they have it, leases go back, and these embeddings are asked for again when there is space.
 
         Returns:
             One for each item, in the order of the items.
@@ -193,44 +200,78 @@ class EncodeCall:
             EncoderError: the call failed as a whole.
             ChunkError, ReadError, PoolError: an embedding could not be read.
         """
-        reads: dict[int, asyncio.Task[Embedding]] = {}
-        reservation: Reservation | None = None
+        reads = PartReads(self._client, self._parts, self._client.read_into, self._encode_again)
+        space: asyncio.Future[Reservation] | None = None
         try:
             while True:
                 self._raise_for_ended()
-                if reservation is None and (sizes := self._sizes()) is not None:
-                    reservation = await self._client.pool.reserve(self._prompt_id(), sizes, self._client.read_timeout)
-                if reservation is not None:
-                    self._start_reads(reads, reservation)
-                if len(reads) == len(self._parts):
+                if (sizes := self._sizes()) is not None:
+                    space = reads.reserve(self._prompt_id(), sizes)
+                reads.offer(self._ready.values())
+                if reads.begun:
                     break
-                if await anext(aiter(self), None) is None:
-                    raise EncoderError(grpc.StatusCode.INTERNAL, "the call is complete without its embeddings")
+                await self._go_on(space)
             while self._complete is None:
-                await anext(aiter(self))
-            return [await reads[part] for part in self._parts]
+                await self._go_on(None)
+            return await reads.results()
         except BaseException:
-            await self._let_go(reads)
+            if self._coming is not None:
+                self._coming.cancel()
+                await asyncio.wait([self._coming])
             raise
         finally:
-            if reservation is not None:
-                reservation.close()
+            await reads.close(self._ready.values())
 
-    def _start_reads(self, reads: dict[int, asyncio.Task[Embedding]], reservation: Reservation) -> None:
-        for index, part in enumerate(self._parts):
-            if part in self._ready and part not in reads:
-                chunk = self._ready[part]
-                slot = reservation.take(index, chunk.nbytes)
-                reads[part] = asyncio.create_task(self._client.read_into(chunk, slot))
+    async def _go_on(self, space: asyncio.Future[Reservation] | None) -> None:
+        """Waits for the next event, or for the space if that comes first."""
+        if self._coming is None and (space is None or space.done()):
+            await self._next()
+            return
+        # A wait for an event must not be cancelled when the space comes first: that would end the call.
+        if self._coming is None and self._complete is None:
+            self._coming = asyncio.create_task(self._next())
+        waits = [wait for wait in (self._coming, space) if wait is not None and not wait.done()]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if self._coming is not None and self._coming.done():
+            coming, self._coming = self._coming, None
+            coming.result()
 
-    async def _let_go(self, reads: dict[int, asyncio.Task[Embedding]]) -> None:
-        """Ends reads that run (they release their leases), and releases what nobody will read."""
-        for task in reads.values():
-            task.cancel()
-        await asyncio.gather(*reads.values(), return_exceptions=True)
-        unread = [chunk for part, chunk in self._ready.items() if part not in reads]
-        reads.clear()  # a traceback must not keep the memory of what was read
-        await self._client.abandon(unread)
+    async def _next(self) -> None:
+        if await anext(aiter(self), None) is None:
+            raise EncoderError(grpc.StatusCode.INTERNAL, "the call is complete without its embeddings")
+
+    async def _encode_again(self, chunk: EmbeddingChunk) -> EmbeddingChunk:
+        """Has the part of a READY chunk encoded once more; tries again, within the deadline, if the encoder is full."""
+        loop = asyncio.get_running_loop()
+        asked, receiver = self._request, self._client.receiver
+        request = service.EncodeRequest(
+            prompt_id=chunk.prompt_id,
+            num_parts=chunk.num_parts,
+            delivery=Delivery.DELIVERY_RECEIVERS if receiver else Delivery.DELIVERY_CALLER,
+            receivers=[receiver] if receiver else [],
+            items=[item for item in asked.items if item.part_idx == chunk.part_idx],
+            priority=asked.priority,
+            cache_policy=asked.cache_policy,
+            cache_salt=asked.cache_salt,
+            expected_fingerprint=asked.expected_fingerprint,
+            lease_ttl=asked.lease_ttl if asked.HasField("lease_ttl") else None,
+            skip_layout=True,
+        )
+        end = self._deadline
+        last_try = loop.time() + self._client.read_timeout if end is None else end
+        while True:
+            try:
+                timeout = None if end is None else max(0.001, end - loop.time())
+                async with EncodeCall(self._client, request, timeout) as call:
+                    ready = [event.chunk async for event in call if isinstance(event, Ready)]
+                    call._raise_for_ended()
+            except EncoderError as error:
+                if error.retry_after is None or loop.time() + error.retry_after >= last_try:
+                    raise
+                await asyncio.sleep(error.retry_after)
+            else:
+                [again] = ready
+                return again
 
     def _raise_for_ended(self) -> None:
         for error in self._ended.values():

@@ -7,15 +7,20 @@ import ctypes
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from encoder_client.errors import PoolError
 from encoder_client.pool_ledger import PoolLedger, PoolStatistics, Ticket, TicketState
+from encoder_client.pool_stalls import StallWatch
 
 DEFAULT_BYTES = 256 << 20
+PATIENCE_SECONDS = 1.0
+"""Longer than an encoder that has space usually takes for the next embedding, much shorter than limits of time."""
 
 
 class Slot:
@@ -56,17 +61,19 @@ class Reservation:
         ...     slot = reservation.take(0)
     """
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[Slot], taken: Callable[[Slot], None]) -> None:
         self._slots: dict[int, Slot] = dict(enumerate(slots))
+        self._taken = taken
 
     def take(self, index: int, nbytes: int | None = None) -> Slot:
-        """Hands one slot over; it then lives as long as its views.
+        """Hands one slot over, whose embedding is there to be read; it then lives as long as its views.
 
         Args:
             index: its place among the sizes that were asked for.
             nbytes: its real size, at most what was asked for. None: what was asked for.
         """
         slot = self._slots.pop(index)
+        self._taken(slot)
         if nbytes is None or nbytes == slot.nbytes:
             return slot
         if nbytes > slot.nbytes:
@@ -96,19 +103,22 @@ class EmbeddingPool:
 
     Args:
         capacity: bytes of the arena.
+        patience: seconds that prompts in the queue keep leases while those ahead of them, who have space, get no
+            embedding from their encoders (docs/architecture.md, "Why nothing waits in a circle").
 
     Example:
         >>> pool = EmbeddingPool(1 << 30)
         >>> async with EncoderClient("encoder:50051", pool=pool) as client: ...
     """
 
-    def __init__(self, capacity: int = DEFAULT_BYTES) -> None:
+    def __init__(self, capacity: int = DEFAULT_BYTES, *, patience: float = PATIENCE_SECONDS) -> None:
         if capacity < 1:
             raise ValueError("a pool needs at least one byte")
         self._map = mmap.mmap(-1, capacity)
         self._ledger = PoolLedger(capacity)
+        self._stalls = StallWatch(patience)
         self._returned: deque[int] = deque()
-        self._waiters: dict[Ticket, asyncio.Future[None]] = {}
+        self._waiters: dict[Ticket, _Waiter] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -140,6 +150,27 @@ class EmbeddingPool:
         Raises:
             PoolError: they are larger than the pool, or no space came free in time.
         """
+        return await self.ask(prompt_id, sizes, timeout)
+
+    def ask(
+        self,
+        prompt_id: str,
+        sizes: Sequence[int],
+        timeout: float,
+        stalled: Callable[[], None] | None = None,
+    ) -> asyncio.Future[Reservation]:
+        """As :meth:`reserve`, without waiting: the result is done at once if there is space. Cancel it to withdraw.
+
+        Args:
+            prompt_id: as in :meth:`reserve`.
+            sizes: as in :meth:`reserve`.
+            timeout: as in :meth:`reserve`.
+            stalled: called at most once, in the queue, when the pool waits for encoders: whoever asks gives back the
+                leases that it cannot read yet.
+
+        Raises:
+            PoolError: they are larger than the pool. That no space came free in time is the result's exception.
+        """
         if not self._ledger.fits_ever(sizes):
             raise PoolError(
                 f"the embeddings take {sum(sizes)} bytes, and the pool has {self.capacity}; give it more, or send "
@@ -147,31 +178,31 @@ class EmbeddingPool:
             )
         loop = asyncio.get_running_loop()
         self._loop = loop
-        ticket = self._ledger.ask(prompt_id, sizes, loop.time() + timeout)
-        waiter: asyncio.Future[None] = loop.create_future()
+        now = loop.time()
+        ticket = self._ledger.ask(prompt_id, sizes, now + timeout)
+        waiter = _Waiter(loop.create_future(), timeout, stalled)
         self._waiters[ticket] = waiter
+        if stalled is not None:
+            self._stalls.waits(ticket, now)
         self._settle()
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            self._waiters.pop(ticket, None)
-            if ticket.state is TicketState.GRANTED:
-                for offset in ticket.offsets:
-                    self._ledger.give_back(offset)
+        if not waiter.answer.done():
+            waiter.answer.add_done_callback(partial(self._answered, ticket))
+        return waiter.answer
+
+    def _answered(self, ticket: Ticket, answer: asyncio.Future[Reservation]) -> None:
+        if answer.cancelled() and self._waiters.pop(ticket, None) is not None:
             self._ledger.withdraw(ticket)
+            self._stalls.leaves(ticket)
             self._settle()
-            raise
-        if ticket.state is TicketState.EXPIRED:
-            raise PoolError(
-                f"no space for {sum(sizes)} bytes came free in {timeout:g} s; let go of embeddings sooner, or give the "
-                f"pool more than {self.capacity} bytes"
-            )
-        return Reservation([self._slot(*place) for place in zip(ticket.offsets, ticket.sizes, strict=True)])
 
     def _slot(self, offset: int, nbytes: int) -> Slot:
         memory = (ctypes.c_char * nbytes).from_buffer(self._map, offset)
         weakref.finalize(memory, self._give_back, offset).atexit = False
         return Slot(memory, self._address + offset)
+
+    def _taken(self, slot: Slot) -> None:
+        assert self._loop is not None
+        self._stalls.filled(slot.address - self._address, self._loop.time())
 
     def _give_back(self, offset: int) -> None:
         # Runs wherever the last view died, also inside a garbage collection: it only notes the offset, wakes the loop.
@@ -183,17 +214,42 @@ class EmbeddingPool:
 
     def _collect(self) -> None:
         while self._returned:
-            self._ledger.give_back(self._returned.popleft())
+            offset = self._returned.popleft()
+            self._ledger.give_back(offset)
+            self._stalls.filled(offset, 0.0 if self._loop is None else self._loop.time())
 
     def _settle(self) -> None:
         loop = self._loop
         assert loop is not None
         self._collect()
         for ticket in self._ledger.settle(loop.time()):
+            self._stalls.leaves(ticket)
             waiter = self._waiters.pop(ticket)
-            if not waiter.done():
-                waiter.set_result(None)
+            if ticket.state is TicketState.GRANTED:
+                self._stalls.granted(ticket, loop.time())
+                slots = [self._slot(*place) for place in zip(ticket.offsets, ticket.sizes, strict=True)]
+                if not waiter.answer.done():
+                    waiter.answer.set_result(Reservation(slots, self._taken))
+            elif not waiter.answer.done():
+                waiter.answer.set_exception(
+                    PoolError(
+                        f"no space for {sum(ticket.sizes)} bytes came free in {waiter.timeout:g} s; let go of "
+                        f"embeddings sooner, or give the pool more than {self.capacity} bytes"
+                    )
+                )
+        for ticket in self._stalls.told(loop.time()):
+            if (stalled := self._waiters[ticket].stalled) is not None:
+                stalled()
         if self._timer is not None:
             self._timer.cancel()
-        deadline = self._ledger.next_deadline()
-        self._timer = None if deadline is None else loop.call_at(deadline, self._settle)
+        times = [time for time in (self._ledger.next_deadline(), self._stalls.next_time()) if time is not None]
+        self._timer = loop.call_at(min(times), self._settle) if times else None
+
+
+@dataclass(frozen=True)
+class _Waiter:
+    """Who waits for a wish."""
+
+    answer: asyncio.Future[Reservation]
+    timeout: float
+    stalled: Callable[[], None] | None

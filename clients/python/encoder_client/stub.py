@@ -24,6 +24,7 @@ class EncoderStub:
         self.fetch: grpc.aio.UnaryStreamMultiCallable[service.FetchRequest, service.FetchResponse] = stub.Fetch
         self.release: grpc.aio.UnaryUnaryMultiCallable[service.ReleaseRequest, service.ReleaseResponse] = stub.Release
         self.renew: grpc.aio.UnaryUnaryMultiCallable[service.RenewRequest, service.RenewResponse] = stub.Renew
+        self.acquire: grpc.aio.UnaryUnaryMultiCallable[service.AcquireRequest, service.AcquireResponse] = stub.Acquire
         self.cancel: grpc.aio.UnaryUnaryMultiCallable[service.CancelRequest, service.CancelResponse] = stub.Cancel
         self.server_info: grpc.aio.UnaryUnaryMultiCallable[
             service.GetServerInfoRequest, service.GetServerInfoResponse
