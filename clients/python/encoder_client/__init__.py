@@ -9,12 +9,14 @@ from __future__ import annotations
 from encoder_client.client import EncoderClient
 from encoder_client.content_key import content_key, item_content_key
 from encoder_client.embedding import Embedding
+from encoder_client.embedding_handle import EmbeddingHandle
 from encoder_client.encode_call import EncodeCall
 from encoder_client.errors import (
     ChunkError,
     EncoderClientError,
     EncoderError,
     FieldViolation,
+    HandleError,
     PartError,
     PoolError,
     ReadError,
@@ -34,6 +36,7 @@ from encoder_client.events import (
 from encoder_client.media import audio, image, video
 from encoder_client.pool import EmbeddingPool
 from encoder_client.pool_ledger import PoolStatistics
+from encoder_client.pool_sharing import PoolSharing
 from encoder_client.subscription import Subscription
 
 __all__ = [
@@ -41,6 +44,7 @@ __all__ = [
     "ChunkError",
     "Complete",
     "Embedding",
+    "EmbeddingHandle",
     "EmbeddingPool",
     "EncodeCall",
     "EncoderClient",
@@ -48,12 +52,14 @@ __all__ = [
     "EncoderError",
     "Event",
     "FieldViolation",
+    "HandleError",
     "Layout",
     "LeaseRevoked",
     "PartCancelled",
     "PartError",
     "PartFailed",
     "PoolError",
+    "PoolSharing",
     "PoolStatistics",
     "ReadError",
     "Ready",

@@ -44,6 +44,17 @@ class Embedding:
         return self.chunk.nbytes
 
     @property
+    def slot(self) -> Slot:
+        """The bytes.
+
+        Raises:
+            ValueError: the embedding was released.
+        """
+        if self._slot is None:
+            raise ValueError("the embedding was released")
+        return self._slot
+
+    @property
     def grid(self) -> tuple[int, ...]:
         """The size of the item's grid before merging, in patches: (t, h, w) for most vision towers."""
         return tuple(self.chunk.grid_dim)
@@ -104,11 +115,10 @@ class Embedding:
         self._slot = None
 
     def _tensor(self, name: str) -> tuple[TensorSpec, Slot]:
-        if self._slot is None:
-            raise ValueError("the embedding was released")
+        slot = self.slot
         for tensor in self.chunk.tensors:
             if tensor.name == name:
-                return tensor, self._slot
+                return tensor, slot
         raise KeyError(f"there is no tensor {name!r}; there are {', '.join(self.names)}")
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@
 :class:`ChunkError`    a chunk contradicts itself, its LAYOUT, or what was asked for: it is not used
 :class:`ReadError`     the bytes could not be had, were damaged, or their lease had ended: they are not used
 :class:`PoolError`     the receiver's pool has no space for them
+:class:`HandleError`   an embedding in another process's pool cannot be opened
 ===================  ==================================================================================================
 
 No message holds media bytes, leases or slot keys.
@@ -113,6 +114,10 @@ class ReadError(EncoderClientError):
 
 class PoolError(EncoderClientError):
     """The receiver's pool cannot hold what was asked for, or not in time."""
+
+
+class HandleError(EncoderClientError):
+    """An embedding cannot be handed to another process, or not be opened there."""
 
 
 def from_status(status: status_pb2.Status) -> EncoderError:

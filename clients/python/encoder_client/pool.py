@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import mmap
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from encoder_client.errors import PoolError
+from encoder_client.pool_arena import PoolArena
 from encoder_client.pool_ledger import PoolLedger, PoolStatistics, Ticket, TicketState
 from encoder_client.pool_stalls import StallWatch
 
@@ -114,19 +114,18 @@ class EmbeddingPool:
     def __init__(self, capacity: int = DEFAULT_BYTES, *, patience: float = PATIENCE_SECONDS) -> None:
         if capacity < 1:
             raise ValueError("a pool needs at least one byte")
-        self._map = mmap.mmap(-1, capacity)
+        self.arena = PoolArena(capacity)
         self._ledger = PoolLedger(capacity)
         self._stalls = StallWatch(patience)
         self._returned: deque[int] = deque()
         self._waiters: dict[Ticket, _Waiter] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     @property
     def address(self) -> int:
         """Where the arena begins in this process."""
-        return self._address
+        return self.arena.address
 
     @property
     def capacity(self) -> int:
@@ -196,13 +195,13 @@ class EmbeddingPool:
             self._settle()
 
     def _slot(self, offset: int, nbytes: int) -> Slot:
-        memory = (ctypes.c_char * nbytes).from_buffer(self._map, offset)
+        memory = (ctypes.c_char * nbytes).from_buffer(self.arena.map, offset)
         weakref.finalize(memory, self._give_back, offset).atexit = False
-        return Slot(memory, self._address + offset)
+        return Slot(memory, self.arena.address + offset)
 
     def _taken(self, slot: Slot) -> None:
         assert self._loop is not None
-        self._stalls.filled(slot.address - self._address, self._loop.time())
+        self._stalls.filled(slot.address - self.arena.address, self._loop.time())
 
     def _give_back(self, offset: int) -> None:
         # Runs wherever the last view died, also inside a garbage collection: it only notes the offset, wakes the loop.
