@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoder_client import EncoderClient
+from encoder_client import EncoderClient, MultiModalEmbedding
 from encoder_svc.checkpoints.writer import write_checkpoint
 from encoder_svc.models.registry import open_adapter
 from epd.encoder.v1.media_pb2 import MediaItem, Modality, VideoOptions
@@ -87,3 +87,14 @@ async def test_f33_sound_of_videos_comes_by_every_transport_cached_or_not(
                 assert embedding.chunk.video.HasField("audio")
                 assert bool(sound.video_audio_feature_lens) == (name in SOUNDING)
                 assert sum(sound.video_audio_segment_lens_flat) == (len(expected[1]) if name in SOUNDING else 0)
+        # The whole prompt: the sound of its videos in one piece.
+        prompt = MultiModalEmbedding(embeddings[0].chunk.prompt_id, len(items))
+        prompt.add(*reversed(embeddings))
+        videos = [name for name, item in ITEMS.items() if item.modality == Modality.MODALITY_VIDEO]
+        told = prompt.video_audio()
+        assert told is not None
+        assert [units > 0 for units in told.video_audio_per_video_num_units] == [name in SOUNDING for name in videos]
+        heard = [rows[1] for name, rows in zip(ITEMS, matrices, strict=True) if name in SOUNDING]
+        whole = prompt.torch(Modality.MODALITY_VIDEO, "video_audio_embedding")
+        torch.testing.assert_close(whole, torch.cat(heard), atol=1e-4, rtol=0)
+        assert told.video_audio_segment_lens_flat.sum() == len(whole)

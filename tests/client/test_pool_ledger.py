@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
@@ -128,6 +130,35 @@ def test_an_ended_ticket_stays_as_it_is(state: TicketState) -> None:
     ticket = Ticket("p", (64,), FOREVER, (1, 1), state)
     with pytest.raises(AssertionError, match="cannot become"):
         ticket.move(TicketState.GRANTED)
+
+
+@given(
+    wishes=st.lists(
+        st.tuples(st.sampled_from("abcdef"), st.lists(st.integers(1, 1024), min_size=1, max_size=3)),
+        min_size=1,
+        max_size=30,
+    ),
+    chance=st.randoms(use_true_random=False),
+)
+def test_f38_every_wish_is_granted_in_its_turn_whatever_its_size(
+    wishes: list[tuple[str, list[int]]], chance: Random
+) -> None:
+    """No limit of time: it is enough that what was granted is given back, in any order, slot by slot."""
+    ledger = PoolLedger(1024)
+    waiting: list[Ticket] = []
+    held: list[int] = []
+    comings = [wish for wish in wishes if ledger.fits_ever(wish[1])]
+    while comings or waiting or held:
+        if comings and (chance.random() < 0.5 or not held):
+            waiting.append(ledger.ask(*comings.pop(0), FOREVER))
+        elif held:
+            ledger.give_back(held.pop(chance.randrange(len(held))))
+        for ticket in ledger.settle(0.0):
+            assert ticket is min(waiting, key=lambda ticket: ticket.age), "somebody was passed"
+            waiting.remove(ticket)
+            held += ticket.offsets
+        assert held or not waiting, "somebody waits for nobody"
+    assert ledger.statistics().largest_free == ledger.capacity
 
 
 class LedgerMachine(RuleBasedStateMachine):

@@ -19,6 +19,7 @@ from encoder_client.errors import (
     HandleError,
     PartError,
     PoolError,
+    PromptError,
     ReadError,
 )
 from encoder_client.events import (
@@ -34,9 +35,11 @@ from encoder_client.events import (
     Synced,
 )
 from encoder_client.media import audio, image, video
+from encoder_client.multimodal_embedding import MultiModalEmbedding
 from encoder_client.pool import EmbeddingPool
 from encoder_client.pool_ledger import PoolStatistics
 from encoder_client.pool_sharing import PoolSharing
+from encoder_client.prompt_metadata import VideoAudio
 from encoder_client.subscription import Subscription
 
 __all__ = [
@@ -55,17 +58,20 @@ __all__ = [
     "HandleError",
     "Layout",
     "LeaseRevoked",
+    "MultiModalEmbedding",
     "PartCancelled",
     "PartError",
     "PartFailed",
     "PoolError",
     "PoolSharing",
     "PoolStatistics",
+    "PromptError",
     "ReadError",
     "Ready",
     "Subscription",
     "SubscriptionEvent",
     "Synced",
+    "VideoAudio",
     "audio",
     "content_key",
     "image",

@@ -7,6 +7,7 @@
 :class:`ReadError`     the bytes could not be had, were damaged, or their lease had ended: they are not used
 :class:`PoolError`     the receiver's pool has no space for them
 :class:`HandleError`   an embedding in another process's pool cannot be opened
+:class:`PromptError`   the parts of a prompt do not fit together, or are not all there
 ===================  ==================================================================================================
 
 No message holds media bytes, leases or slot keys.
@@ -118,6 +119,10 @@ class PoolError(EncoderClientError):
 
 class HandleError(EncoderClientError):
     """An embedding cannot be handed to another process, or not be opened there."""
+
+
+class PromptError(EncoderClientError):
+    """The parts of a prompt do not fit together, or are not all there."""
 
 
 def from_status(status: status_pb2.Status) -> EncoderError:
