@@ -18,12 +18,12 @@ INSTALLED := $(VENV)/installed-$(MOONCAKE)
 NODE_INSTALLED := $(TYPESCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install system demo test lint format types contract proto baseline clean
+.PHONY: help install system demo demo-topology test lint format types contract proto baseline clean
 
 help: ## show this
 	@echo "encoder-svc: encodes images, video and sound for language models that run elsewhere."
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Settings: PYTHON=$(PYTHON) (3.11 or newer)   MOONCAKE=$(MOONCAKE) (cpu, cuda12, cuda13)"
 
@@ -32,6 +32,9 @@ install: $(INSTALLED) $(NODE_INSTALLED) ## make .venv with the service, the clie
 demo: $(INSTALLED) ## encode a photograph, then speech; read them over Mooncake, and compare with the whole models
 	$(BIN)/python examples/demo.py
 	$(BIN)/python -m examples.transcribe
+
+demo-topology: $(INSTALLED) ## two encoders, two language-only workers, one of each killed: every prompt is answered right
+	$(BIN)/python -m examples.topology
 
 test: install ## run all tests, two files at a time; ARGS="-k name -x" goes to pytest
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
@@ -55,7 +58,8 @@ proto: $(INSTALLED) ## write the Python stubs anew, after a change of protos/
 	rm -rf $(STUBS)/new && mkdir -p $(STUBS)/new $(STUBS)/epd
 	$(PROTOC) --python_out=$(STUBS)/new --pyi_out=$(STUBS)/new protos/epd/*/v1/*.proto
 	$(PROTOC) --grpc_python_out=$(STUBS)/new protos/epd/encoder/v1/encoder_service.proto
-	rm -rf $(STUBS)/epd/encoder $(STUBS)/epd/internal && mv $(STUBS)/new/epd/* $(STUBS)/epd && rm -r $(STUBS)/new
+	$(PROTOC) --grpc_python_out=$(STUBS)/new protos/epd/language/v1/language_service.proto
+	rm -rf $(STUBS)/epd/encoder $(STUBS)/epd/internal $(STUBS)/epd/language && mv $(STUBS)/new/epd/* $(STUBS)/epd && rm -r $(STUBS)/new
 
 baseline: $(INSTALLED) ## take today's public contract as the one that may not break, at a release
 	$(BIN)/buf build --path protos/epd/encoder --exclude-source-info --output protos/baseline.binpb

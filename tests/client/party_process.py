@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from encoder_client import Accepted, EncoderClient, Ready, image
@@ -51,5 +52,7 @@ async def redeem(receiver: str) -> None:
             say(embedding.numpy().tobytes().hex())
 
 
+PARTS: dict[str, Callable[..., Coroutine[None, None, None]]] = {"call": call, "hold": hold, "redeem": redeem}
+
 if __name__ == "__main__":
-    asyncio.run({"call": call, "hold": hold, "redeem": redeem}[sys.argv[1]](*sys.argv[2:]))
+    asyncio.run(PARTS[sys.argv[1]](*sys.argv[2:]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ def ready(part_idx: int = 0, lease: bytes = bytes(16)) -> EmbeddingChunk:
 def told(event: EmbeddingChunk | str, part_idx: int = 0) -> pb.SubscribeResponse:
     """A message of a subscription."""
     chunk = ready(part_idx)
-    names = {"prompt_id": chunk.prompt_id, "request_id": chunk.request_id, "part_idx": part_idx}
+    names: dict[str, Any] = {"prompt_id": chunk.prompt_id, "request_id": chunk.request_id, "part_idx": part_idx}
     match event:
         case EmbeddingChunk():
             return pb.SubscribeResponse(chunk=event)

@@ -1,0 +1,27 @@
+"""``encoder-client``: the commands of this distribution."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from encoder_client.errors import EncoderClientError
+from encoder_client.worker import command as worker
+
+
+def main() -> None:
+    """Reads the command line and runs the command."""
+    parser = argparse.ArgumentParser(prog="encoder-client", description="The language side of encoder-svc.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    worker.add_arguments(
+        commands.add_parser("worker", help="answer prompts with a language model whose towers are elsewhere")
+    )
+    arguments = parser.parse_args()
+    try:
+        sys.exit(worker.run(arguments))
+    except EncoderClientError as error:
+        sys.exit(f"encoder-client: {error}")
+
+
+if __name__ == "__main__":
+    main()

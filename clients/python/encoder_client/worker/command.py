@@ -1,0 +1,90 @@
+"""``encoder-client worker``: a language-only worker as a process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from encoder_client.errors import EncoderClientError
+from encoder_client.worker.server import WorkerServer, WorkerSettings
+
+if TYPE_CHECKING:
+    from encoder_client.worker.servicer import LanguageModel
+
+DRAIN_SECONDS = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    defaults = WorkerSettings(encoders=("",), receiver="-")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--encoders", type=_names, required=True, help="gRPC targets, with commas between them")
+    parser.add_argument("--receiver", required=True, help="the name that the encoders know this worker by")
+    parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT", help="port 0 takes a free one")
+    parser.add_argument("--allow-insecure", action="store_true", help="serve other hosts, in plain text")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--device", default="cpu", help="as torch names it")
+    parser.add_argument("--transports", type=_names, default=defaults.transports, help="the preferred first")
+    parser.add_argument("--pool-bytes", type=int, default=defaults.pool_bytes, help="memory that is read into")
+    parser.add_argument("--max-prompts", type=int, default=defaults.max_prompts, help="prompts at once")
+    parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, help="tokens of an answer at most")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Loads the model and serves until SIGTERM or SIGINT. Returns the exit code.
+
+    Raises:
+        EncoderClientError: it cannot serve as it is set up, or an encoder refuses it.
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    settings = WorkerSettings(
+        encoders=arguments.encoders,
+        receiver=arguments.receiver,
+        listen=arguments.listen,
+        transports=arguments.transports,
+        pool_bytes=arguments.pool_bytes,
+        max_prompts=arguments.max_prompts,
+        max_tokens=arguments.max_tokens,
+        allow_insecure=arguments.allow_insecure,
+    )
+    model = _load(arguments.model, arguments.dtype, arguments.device)
+    return asyncio.run(_serve(settings, model))
+
+
+def _load(folder: Path, dtype: str, device: str) -> LanguageModel:
+    try:
+        import torch
+
+        from encoder_client.language import LanguageOnlyModel
+    except ImportError as error:
+        message = f"a worker needs the extra: pip install 'encoder-client[language]' ({error})"
+        raise EncoderClientError(message) from None
+    return LanguageOnlyModel.load(folder, dtype=getattr(torch, dtype), device=device)
+
+
+async def _serve(settings: WorkerSettings, model: LanguageModel) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with WorkerServer(settings, model) as worker:
+        print(f"encoder-client worker ready target={worker.target} receiver={settings.receiver}", flush=True)
+        waits = [asyncio.create_task(stop.wait()), asyncio.create_task(worker.lost())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if waits[1].done():
+                await waits[1]
+            await worker.drain(DRAIN_SECONDS)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+    return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
