@@ -19,8 +19,11 @@ from encoder_client import (
     Embedding,
     EmbeddingPool,
     EncoderClient,
+    Layout,
     MultiModalEmbedding,
     PromptError,
+    Ready,
+    image,
 )
 from encoder_client.pool import Slot
 from epd.encoder.v1.embedding_pb2 import (
@@ -36,6 +39,8 @@ from epd.encoder.v1.embedding_pb2 import (
 from epd.encoder.v1.media_pb2 import Modality
 from tests.client.chunks import layout, ready, rows
 from tests.client.scripted_encoder import ScriptedEncoder
+from tests.photograph import photo
+from tests.server_process import ServerProcess
 
 WIDTH = 8
 IMAGE, VIDEO, AUDIO = Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO
@@ -382,3 +387,27 @@ def test_the_receivers_own_fingerprint_decides() -> None:
         MultiModalEmbedding("p", 1, expected_fingerprint=bytes(32)).add(embedding(Medium(IMAGE, 1), 0, 1))
     with pytest.raises(ValueError, match="no parts"):
         MultiModalEmbedding("p", 0)
+
+
+async def test_two_real_encoders_make_one_prompt(server: ServerProcess, mooncake_server: ServerProcess) -> None:
+    items = [image(photo(width, 112), part_idx=part) for part, width in enumerate((112, 140, 168))]
+    async with EncoderClient(server.target) as near, EncoderClient(mooncake_server.target) as far:
+        async with near.encode(items) as call:
+            alone = await call.embeddings()
+        prompt = MultiModalEmbedding("p", 3)
+        async with far.encode([items[1], items[2]], prompt_id="p", num_parts=3) as call:
+            async for event in call:
+                match event:
+                    case Layout(chunk):
+                        prompt.expect(chunk)
+                    case Ready(chunk):
+                        assert await prompt.read(far, chunk)
+        assert prompt.missing == [0]
+        async with near.encode([items[2], items[0]], prompt_id="p", num_parts=3) as call:
+            assert not prompt.add(*await call.embeddings()), "part 2 is there"
+        for client in (near, far):
+            assert (await client.server_info()).load.leases == 0
+    expected = np.concatenate([embedding.numpy() for embedding in alone])
+    np.testing.assert_allclose(prompt.numpy(IMAGE), expected, atol=1e-4)
+    assert prompt.metadata(IMAGE)["image_grid_thw"].tolist() == [list(embedding.grid) for embedding in alone]
+    assert len({part.chunk.encoder.instance_id for part in prompt.parts()}) == 2

@@ -169,20 +169,32 @@ async def test_another_embedding_by_the_same_name_is_refused() -> None:
 
 
 async def test_who_leaves_while_the_pool_is_stalled_leaves_nothing() -> None:
-    encoder = ScriptedEncoder([layout(40, 8, 0, 2), layout(40, 8, 1, 2), ready(DATA, 0, 2)], payload=DATA.tobytes)
+    encoder = ScriptedEncoder([layout(40, 8), ready(DATA)], payload=DATA.tobytes)
     encoder.hang = True
     async with stalled(encoder) as (client, reservation):
-        async with client.encode([image(b"a"), image(b"b")]) as call:
-            with pytest.raises(PoolError, match="the pool has"):
-                await call.embeddings()
-        async with asyncio.timeout(10):
-            await encoder.ended.wait()
-        async with client.encode([image(b"a")]) as call:
+        async with client.encode([image(b"file")]) as call:
             reading = asyncio.create_task(call.embeddings())
-            await asyncio.wait([reading], timeout=0.1)
+            await eventually(lambda: encoder.outcomes == ["ABANDONED"])
             reading.cancel()
             await asyncio.wait([reading])
+        async with asyncio.timeout(10):
+            await encoder.ended.wait()
         assert client.pool.statistics.waiting == 0
         reservation.close()
-        gc.collect()
         assert client.pool.statistics.slots == 0
+    assert (encoder.outcomes, encoder.acquires) == (["ABANDONED"], [])
+
+
+async def test_a_wait_for_space_that_is_too_long_ends_and_gives_all_leases_back() -> None:
+    encoder = ScriptedEncoder([layout(40, 8), ready(DATA)], payload=DATA.tobytes)
+    encoder.hang = True
+    pool = EmbeddingPool(DATA.nbytes)
+    async with (
+        encoder.serve() as target,
+        EncoderClient(target, pool=pool, transports=("inline",), read_timeout=0.2) as client,
+        await pool.reserve("somebody", [DATA.nbytes]),
+        client.encode([image(b"file")]) as call,
+    ):
+        with pytest.raises(PoolError, match=r"came free in 0\.2 s"):
+            await call.embeddings()
+        await eventually(lambda: encoder.outcomes == ["ABANDONED"])
