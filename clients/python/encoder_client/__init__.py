@@ -11,6 +11,7 @@ from encoder_client.content_key import content_key, item_content_key
 from encoder_client.embedding import Embedding
 from encoder_client.embedding_handle import EmbeddingHandle
 from encoder_client.encode_call import EncodeCall
+from encoder_client.encoder_health import HealthState
 from encoder_client.errors import (
     ChunkError,
     EncoderClientError,
@@ -34,13 +35,17 @@ from encoder_client.events import (
     SubscriptionEvent,
     Synced,
 )
+from encoder_client.fleet import EncoderFleet
+from encoder_client.fleet_call import FleetCall
 from encoder_client.media import audio, image, video
 from encoder_client.multimodal_embedding import MultiModalEmbedding
 from encoder_client.pool import EmbeddingPool
 from encoder_client.pool_ledger import PoolStatistics
 from encoder_client.pool_sharing import PoolSharing
 from encoder_client.prompt_metadata import VideoAudio
+from encoder_client.submission import Submission
 from encoder_client.subscription import Subscription
+from encoder_client.sync_client import SyncEncoderClient
 
 __all__ = [
     "Accepted",
@@ -53,9 +58,12 @@ __all__ = [
     "EncoderClient",
     "EncoderClientError",
     "EncoderError",
+    "EncoderFleet",
     "Event",
     "FieldViolation",
+    "FleetCall",
     "HandleError",
+    "HealthState",
     "Layout",
     "LeaseRevoked",
     "MultiModalEmbedding",
@@ -68,8 +76,10 @@ __all__ = [
     "PromptError",
     "ReadError",
     "Ready",
+    "Submission",
     "Subscription",
     "SubscriptionEvent",
+    "SyncEncoderClient",
     "Synced",
     "VideoAudio",
     "audio",

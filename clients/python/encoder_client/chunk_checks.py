@@ -144,6 +144,24 @@ def check_same_content(ready: EmbeddingChunk, known: EmbeddingChunk) -> None:
         raise ChunkError("content_key", "it is not that of the part's other chunk: these are two contents")
 
 
+def check_replaces(chunk: EmbeddingChunk, layout: EmbeddingChunk) -> None:
+    """Checks that a chunk of a later try, maybe by another encoder, is what an earlier try laid out.
+
+    Args:
+        chunk: LAYOUT or READY.
+        layout: LAYOUT of the same part.
+
+    Raises:
+        ChunkError: a field differs.
+    """
+    fields = ["modality", "num_parts", "compatibility_fingerprint"]
+    if not layout.token_count_is_upper_bound:
+        fields += _SAME_UNLESS_BOUND
+    for field in fields:
+        if getattr(chunk, field) != getattr(layout, field):
+            raise ChunkError(field, "two tries of the part, maybe by two encoders, differ in it")
+
+
 def check_belongs(chunk: EmbeddingChunk, accepted: Accepted, parts: Collection[int]) -> None:
     """Checks that a chunk belongs to a call.
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -54,6 +55,7 @@ class EncoderClient:
         expected_fingerprint: 32 bytes: only embeddings of exactly these weights, dtype, preprocessing and width are
             taken. Empty: any.
         read_timeout: seconds that a read may take, waiting for space not counted, and for space again as many.
+        channels: connections to each encoder. More than one helps if large reads in band share them with calls.
 
     Example:
         >>> async with EncoderClient("127.0.0.1:50051") as client:
@@ -73,19 +75,20 @@ class EncoderClient:
         mooncake_host: str = "",
         expected_fingerprint: bytes = b"",
         read_timeout: float = 30.0,
+        channels: int = 1,
     ) -> None:
         self.target = target
         self.receiver = receiver
         self.pool = pool if pool is not None else EmbeddingPool()
         self.expected_fingerprint = expected_fingerprint
         self.read_timeout = read_timeout
-        self._connections = Connections(target, credentials, min(5.0, read_timeout))
+        self._connections = Connections(target, credentials, min(5.0, read_timeout), channels)
         self._readers = _readers(transports, self.pool, mooncake_host, InlineReader(self._connections.stub_of))
 
     @property
     def stub(self) -> EncoderStub:
         """The raw calls of the encoder at :attr:`target`."""
-        return self._connections.stub
+        return self._connections.stub(self.target)
 
     @property
     def connections(self) -> Connections:
@@ -106,6 +109,27 @@ class EncoderClient:
         await self._connections.close()
         for reader in self._readers.values():
             reader.close()
+
+    def at(self, target: str, *, expected_fingerprint: bytes = b"", host: str = "") -> EncoderClient:
+        """This client for the calls of another encoder.
+
+        Pool, transports and connections are shared, and end when the client does that was entered.
+
+        Args:
+            target: the gRPC target of the other encoder.
+            expected_fingerprint: 32 bytes. Empty: as here.
+            host: the name that the certificate of the other encoder must have. Empty: that in ``target``.
+        """
+        other = copy(self)
+        other.target = target
+        other.expected_fingerprint = expected_fingerprint or self.expected_fingerprint
+        if host:
+            self._connections.name(target, host)
+        return other
+
+    def forget(self, target: str) -> None:
+        """Closes what is open to an encoder, behind what is under way. The next call to it connects again."""
+        self._connections.forget(target, self.read_timeout)
 
     def encode(
         self,
@@ -272,7 +296,7 @@ class EncoderClient:
             info = await self.stub.server_info(service.GetServerInfoRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
-        self._connections.note_encoder(info.encoder)
+        self.note_encoder(info.encoder)
         return info
 
     async def health(self, timeout: float = 10.0) -> bool:
@@ -282,7 +306,7 @@ class EncoderClient:
             EncoderError: the call failed; an encoder that cannot be reached is not told apart from other failures.
         """
         try:
-            answer: HealthCheckResponse = await self._connections.health.Check(
+            answer: HealthCheckResponse = await self._connections.health(self.target).Check(
                 HealthCheckRequest(service=SERVICE), timeout=timeout
             )
         except grpc.aio.AioRpcError as error:
@@ -291,7 +315,7 @@ class EncoderClient:
 
     def note_encoder(self, encoder: EncoderRef) -> None:
         """Learns which server answers at :attr:`target`, so that its chunks are read on the same channel."""
-        self._connections.note_encoder(encoder)
+        self._connections.note_encoder(encoder, self.target)
 
 
 def _duration(seconds: float | None) -> Duration | None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from itertools import cycle
+
 import grpc
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
@@ -9,7 +13,7 @@ from encoder_client.releases import ReleaseBatcher
 from encoder_client.stub import EncoderStub
 from epd.encoder.v1.embedding_pb2 import EncoderRef
 
-_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+_CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 64 << 20),
     # A server that vanished without a word is noticed. The server lets clients ping every 10 s, also without a call;
@@ -24,74 +28,122 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-class Connections:
-    """One channel for each encoder, made when it is first needed.
+class _Encoder:
+    """What is open to one encoder.
 
     Args:
-        target: the encoder that calls go to.
-        credentials: TLS, for all encoders; None speaks plain text.
-        release_timeout: seconds that giving a lease back may take.
+        channels: at least one. Calls take turns on them.
     """
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None, release_timeout: float) -> None:
-        self._target = target
-        self._credentials = credentials
-        self._release_timeout = release_timeout
-        self._instance = ""
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stubs: dict[str, EncoderStub] = {}
-        self._releases: dict[str, ReleaseBatcher] = {}
+    def __init__(self, channels: Sequence[grpc.aio.Channel], release_timeout: float) -> None:
+        self.channels = channels
+        self.health = HealthStub(channels[0])
+        self.instance_id = ""
+        self._stubs = [EncoderStub(channel) for channel in channels]
+        self._turns = cycle(self._stubs)
+        self.releases = ReleaseBatcher(self._stubs[0], release_timeout)
 
     @property
     def stub(self) -> EncoderStub:
-        """The calls of the encoder at the target."""
-        return self._stub(self._target)
+        return next(self._turns)
 
-    @property
-    def health(self) -> HealthStub:
-        """The health service of the encoder at the target."""
-        return HealthStub(self._channel(self._target))
+    async def close(self, grace: float | None) -> None:
+        await self.releases.close()
+        for channel in self.channels:
+            await channel.close(grace)
 
-    def note_encoder(self, encoder: EncoderRef) -> None:
-        """Learns which server answers at the target.
 
-        Its chunks are read on the same channel, whatever address it tells others.
+class Connections:
+    """The channels to each encoder, made when they are first needed.
+
+    Args:
+        target: the encoder of chunks that name none.
+        credentials: TLS, for all encoders; None speaks plain text.
+        release_timeout: seconds that giving a lease back may take.
+        channels: connections to each encoder.
+    """
+
+    def __init__(
+        self, target: str, credentials: grpc.ChannelCredentials | None, release_timeout: float, channels: int = 1
+    ) -> None:
+        self._target = target
+        self._credentials = credentials
+        self._release_timeout = release_timeout
+        self._count = channels
+        self._names: dict[str, str] = {}
+        self._encoders: dict[str, _Encoder] = {}
+        self._targets: dict[str, str] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def stub(self, target: str) -> EncoderStub:
+        """The calls of the encoder at a target."""
+        return self._encoder(target).stub
+
+    def health(self, target: str) -> HealthStub:
+        """The health service of the encoder at a target."""
+        return self._encoder(target).health
+
+    def name(self, target: str, host: str) -> None:
+        """Has the certificate of the encoder at a target checked against a host name, and not against the address."""
+        self._names[target] = host
+
+    def note_encoder(self, encoder: EncoderRef, target: str) -> None:
+        """Learns which server answers at a target.
+
+        Its chunks are read on the same channels, whatever address it tells others.
         """
-        self._instance = encoder.instance_id
+        known = self._encoder(target)
+        if known.instance_id != encoder.instance_id:
+            self._unlearn(known.instance_id, target)
+            known.instance_id = encoder.instance_id
+        self._targets.setdefault(encoder.instance_id, target)
+
+    def forget(self, target: str, grace: float) -> None:
+        """Closes what is open to a target, behind the calls that are under way.
+
+        Args:
+            target: the encoder.
+            grace: seconds that these may take.
+        """
+        self._names.pop(target, None)
+        if (encoder := self._encoders.pop(target, None)) is not None:
+            self._unlearn(encoder.instance_id, target)
+            task = asyncio.get_running_loop().create_task(encoder.close(grace))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def stub_of(self, encoder: EncoderRef) -> EncoderStub:
         """The calls of the encoder that holds an embedding."""
-        return self._stub(self._target_of(encoder))
+        return self.stub(self._target_of(encoder))
 
     def releases_of(self, encoder: EncoderRef) -> ReleaseBatcher:
         """Where leases of that encoder are given back."""
-        target = self._target_of(encoder)
-        if target not in self._releases:
-            self._releases[target] = ReleaseBatcher(self._stub(target), self._release_timeout)
-        return self._releases[target]
+        return self._encoder(self._target_of(encoder)).releases
 
     async def close(self) -> None:
         """Sends the releases that are pending, then ends all channels."""
-        for batcher in self._releases.values():
-            await batcher.close()
-        for channel in self._channels.values():
-            await channel.close(None)
+        await asyncio.gather(*(encoder.close(None) for encoder in self._encoders.values()), *self._closing)
 
     def _target_of(self, encoder: EncoderRef) -> str:
-        if encoder.instance_id == self._instance or not encoder.grpc_target:
-            return self._target
-        return encoder.grpc_target
+        return self._targets.get(encoder.instance_id) or encoder.grpc_target or self._target
 
-    def _stub(self, target: str) -> EncoderStub:
-        if target not in self._stubs:
-            self._stubs[target] = EncoderStub(self._channel(target))
-        return self._stubs[target]
+    def _unlearn(self, instance_id: str, target: str) -> None:
+        if self._targets.get(instance_id) == target:  # one server may be reached by two
+            del self._targets[instance_id]
+
+    def _encoder(self, target: str) -> _Encoder:
+        if target not in self._encoders:
+            channels = [self._channel(target) for _ in range(self._count)]
+            self._encoders[target] = _Encoder(channels, self._release_timeout)
+        return self._encoders[target]
 
     def _channel(self, target: str) -> grpc.aio.Channel:
-        if target not in self._channels:
-            self._channels[target] = (
-                grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
-                if self._credentials is None
-                else grpc.aio.secure_channel(target, self._credentials, options=_CHANNEL_OPTIONS)
-            )
-        return self._channels[target]
+        options = _CHANNEL_OPTIONS
+        if self._count > 1:
+            # Channels of equal options would share one connection.
+            options = (*options, ("grpc.use_local_subchannel_pool", 1))
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(target, options=options)
+        if target in self._names:
+            options = (*options, ("grpc.ssl_target_name_override", self._names[target]))
+        return grpc.aio.secure_channel(target, self._credentials, options=options)

@@ -106,3 +106,30 @@ def add_placed(request: EncodeRequest, items: Sequence[MediaItem]) -> None:
         placed.CopyFrom(item)
         if placed.part_idx == UNPLACED:
             placed.part_idx = index
+
+
+def placed_items(items: Sequence[MediaItem], num_parts: int) -> dict[int, MediaItem]:
+    """Items by their ``part_idx``; those that have none take their index in the list, in a copy.
+
+    Args:
+        items: of one call.
+        num_parts: the items of the whole prompt. 0: as many as ``items``.
+
+    Raises:
+        ValueError: there are none, or two have one place, or a place is not below ``num_parts``.
+    """
+    placed: dict[int, MediaItem] = {}
+    for index, item in enumerate(items):
+        copy = item
+        if item.part_idx == UNPLACED:
+            copy = MediaItem()
+            copy.CopyFrom(item)
+            copy.part_idx = index
+        placed[copy.part_idx] = copy
+    count = num_parts or len(items)
+    if not items or len(placed) != len(items) or max(placed) >= count:
+        raise ValueError(
+            f"a call needs items, each with a part_idx of its own below {count}; there are {len(items)} items, with "
+            f"part_idx {sorted(placed)}"
+        )
+    return placed

@@ -18,6 +18,9 @@ from epd.encoder.v1.encoder_service_pb2 import LeaseState, ReadOutcome
 
 SPACING_SECONDS = 0.002
 """Between the beginnings of two calls, at least."""
+ABANDON_SECONDS = 0.5
+"""That giving back a lease may take whose read came to nothing: it runs out by itself, and somebody may wait to try
+elsewhere."""
 MAX_LEASES = 1024
 """Of one ``ReleaseRequest``, by the contract."""
 
@@ -120,7 +123,8 @@ class ReleaseBatcher:
 
     async def _call(self, request: service.ReleaseRequest) -> service.ReleaseResponse:
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._timeout
+        good = any(lease.outcome == ReadOutcome.READ_OUTCOME_OK for lease in request.leases)
+        end = loop.time() + (self._timeout if good else min(self._timeout, ABANDON_SECONDS))
         pause = 0.01
         while True:
             try:

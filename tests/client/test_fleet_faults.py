@@ -1,0 +1,154 @@
+"""Whatever encoders do, as long as one works: every part ends once, with the right embedding, and no lease is left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from encoder_client import (
+    Accepted,
+    Complete,
+    EncoderFleet,
+    HealthState,
+    Layout,
+    PartCancelled,
+    PartFailed,
+    Ready,
+    image,
+)
+from encoder_client.errors import EncoderError, PartError
+from tests.client.unreliable_encoder import Fate, UnreliableEncoder, payload_of
+from tests.waiting import eventually
+
+TIMEOUT = 30.0
+# A part that two encoders failed to make is taken for the culprit: one such fate at most.
+HARMLESS = [fate for fate in Fate if fate not in {Fate.FAULT, Fate.CONTRADICTION}]
+Fates = list[list[Fate]]
+
+
+@asynccontextmanager
+async def fleet_of(encoders: Sequence[UnreliableEncoder], seed: int = 0) -> AsyncIterator[EncoderFleet]:
+    targets = [await encoder.start() for encoder in encoders]
+    try:
+        async with EncoderFleet(
+            targets, transports=("inline",), poll_seconds=0.1, read_timeout=5.0, channels=1, random=Random(seed)
+        ) as fleet:
+            await eventually(lambda: set(fleet.states.values()) == {HealthState.SERVING})
+            yield fleet
+    finally:
+        for encoder in encoders:
+            await encoder.stop()
+
+
+async def answered_right(encoders: Sequence[UnreliableEncoder], prompts: Sequence[int], seed: int) -> None:
+    async with fleet_of(encoders, seed) as fleet:
+
+        async def one(number: int, parts: int) -> None:
+            items = [image(b"prompt %d, part %d" % (number, part_idx)) for part_idx in range(parts)]
+            async with fleet.encode(items, prompt_id=f"p{number}", timeout=TIMEOUT) as call:
+                events = []
+                if number % 2:  # events first, embeddings then
+                    events = [event async for event in call]
+                embeddings = await call.embeddings()
+            assert [embedding.numpy().tobytes() for embedding in embeddings] == [*map(payload_of, items)]
+            if events:
+                kinds = Counter(type(event) for event in events)
+                assert kinds == {Accepted: 1, Layout: parts, Ready: parts, Complete: 1}
+                assert (type(events[0]), type(events[-1])) == (Accepted, Complete)
+
+        await asyncio.gather(*(one(number, parts) for number, parts in enumerate(prompts)))
+        await eventually(lambda: not any(encoder.leases for encoder in encoders))
+        assert fleet.pool.statistics.slots == 0
+        assert not fleet._dispatchers
+
+
+@settings(max_examples=25)
+@given(
+    fates=st.lists(st.lists(st.sampled_from(HARMLESS), max_size=6), min_size=1, max_size=3),
+    fault=st.sampled_from([Fate.GOOD, Fate.FAULT, Fate.CONTRADICTION]),
+    prompts=st.lists(st.integers(min_value=1, max_value=6), min_size=1, max_size=4),
+    seed=st.integers(min_value=0, max_value=2**16),
+)
+def test_any_failures_that_leave_one_encoder_alive(fates: Fates, fault: Fate, prompts: list[int], seed: int) -> None:
+    logging.getLogger("encoder_client").setLevel(logging.ERROR)
+    fates = [[fault, *fates[0]], *fates[1:], []]
+    asyncio.run(answered_right([UnreliableEncoder(drawn) for drawn in fates], prompts, seed))
+
+
+async def test_encoders_that_die_one_after_the_other() -> None:
+    encoders = [UnreliableEncoder() for _ in range(4)]
+    items = [image(b"%d" % number) for number in range(8)]
+    async with fleet_of(encoders) as fleet:
+
+        async def read() -> None:
+            async with fleet.encode(items, timeout=TIMEOUT) as call:
+                embeddings = await call.embeddings()
+            assert [embedding.numpy().tobytes() for embedding in embeddings] == [*map(payload_of, items)]
+
+        for number, encoder in enumerate(encoders[:-1]):
+            await asyncio.gather(*(read() for _ in range(4)), encoder.stop())
+            assert not any(other.leases for other in encoders[number + 1 :])
+
+
+async def test_a_part_that_faults_everywhere_is_not_sent_everywhere() -> None:
+    encoders = [UnreliableEncoder([Fate.FAULT] * 9) for _ in range(4)]
+    async with fleet_of(encoders) as fleet, fleet.encode([image(b"poison")], timeout=TIMEOUT) as call:
+        with pytest.raises(PartError, match="ENGINE_LOST"):
+            await call.embeddings()
+    assert sum(len(encoder.asked) for encoder in encoders) == 2
+    assert max(len(encoder.asked) for encoder in encoders) == 1
+
+
+async def test_a_busy_encoder_is_left_alone_as_long_as_it_says() -> None:
+    busy = UnreliableEncoder([Fate.BUSY] * 3)
+    async with fleet_of([busy]) as fleet, fleet.encode([image(b"a")], timeout=TIMEOUT) as call:
+        [embedding] = await call.embeddings()
+    assert embedding.numpy().tobytes() == payload_of(image(b"a"))
+    assert len(busy.asked) == 4
+
+
+async def test_busy_for_ever_ends_with_the_deadline_and_the_reason() -> None:
+    busy = UnreliableEncoder([Fate.BUSY] * 10_000)
+    async with fleet_of([busy]) as fleet, fleet.encode([image(b"a")], timeout=0.5) as call:
+        events = [event async for event in call]
+    [failed] = [event for event in events if isinstance(event, PartFailed)]
+    assert failed.error.reason == "ADMISSION_FULL"
+    assert not any(isinstance(event, PartCancelled) for event in events)
+
+
+async def test_an_encoder_comes_back_by_a_probe() -> None:
+    flaky = UnreliableEncoder([Fate.UNREACHABLE])
+    async with fleet_of([flaky]) as fleet, fleet.encode([image(b"a")], timeout=TIMEOUT) as call:
+        await eventually(lambda: fleet.states[flaky.target] is HealthState.EJECTED)
+        await call.embeddings()
+        assert fleet.states[flaky.target] is HealthState.SERVING
+    assert len(flaky.asked) == 2
+
+
+async def test_an_encoder_that_stops_answering_loses_its_calls() -> None:
+    silent, other = UnreliableEncoder(), UnreliableEncoder()
+    async with fleet_of([silent, other]) as fleet:
+        silent.silent = True
+        async with fleet.encode([image(b"%d" % n) for n in range(8)], timeout=TIMEOUT) as call:
+            found = await call.embeddings()
+        assert {embedding.chunk.encoder.instance_id for embedding in found} == {other.instance_id}
+        assert silent.asked
+        assert fleet.states[silent.target] is HealthState.EJECTED
+
+
+async def test_encoders_that_do_not_fit_together_are_named() -> None:
+    one, other = UnreliableEncoder(), UnreliableEncoder()
+    other.fingerprint = bytes(32)
+    async with fleet_of([one, other]) as fleet, fleet.encode([image(b"a")]) as call:
+        with pytest.raises(EncoderError, match="do not fit together"):
+            await anext(aiter(call))
+    assert not one.asked
+    assert not other.asked
