@@ -144,21 +144,21 @@ def check_same_content(ready: EmbeddingChunk, known: EmbeddingChunk) -> None:
         raise ChunkError("content_key", "it is not that of the part's other chunk: these are two contents")
 
 
-def check_replaces(chunk: EmbeddingChunk, layout: EmbeddingChunk) -> None:
-    """Checks that a chunk of a later try, maybe by another encoder, is what an earlier try laid out.
+def check_replaces(chunk: EmbeddingChunk, earlier: EmbeddingChunk) -> None:
+    """Checks that a chunk of a later try, maybe by another encoder, is what an earlier try told.
 
     Args:
         chunk: LAYOUT or READY.
-        layout: LAYOUT of the same part.
+        earlier: LAYOUT or READY of the same part.
 
     Raises:
         ChunkError: a field differs.
     """
     fields = ["modality", "num_parts", "compatibility_fingerprint"]
-    if not layout.token_count_is_upper_bound:
+    if not earlier.token_count_is_upper_bound:
         fields += _SAME_UNLESS_BOUND
     for field in fields:
-        if getattr(chunk, field) != getattr(layout, field):
+        if getattr(chunk, field) != getattr(earlier, field):
             raise ChunkError(field, "two tries of the part, maybe by two encoders, differ in it")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -130,8 +130,8 @@ class FleetCall:
     async def results(self) -> AsyncGenerator[Layout | Embedding | PartError, None]:
         """Tells the layouts, reads the embeddings, and tells both and the failures as they come.
 
-        Space in the pool is reserved for all parts at once, as soon as the size of each is known. While it cannot be
-        had, leases of what is READY are given back, so that encoders can go on, and asked for again later.
+        Space in the pool is reserved for all parts at once, as soon as the size of each is known. If the pool stalls
+        before they have it, leases go back, and these embeddings are asked for again when there is space.
 
         Raises:
             EncoderError: the fleet cannot serve the prompt.
@@ -173,8 +173,3 @@ class FleetCall:
         if not self._dispatcher.again(part_idx, error if lost else None):
             raise PartError(self.prompt_id, part_idx, error)
         return await self._events.replacement(part_idx)
-
-    async def give_back(self, parts: Sequence[int]) -> None:
-        """Gives back the leases of READY parts; :meth:`again` gets others."""
-        chunks = self._events.chunks
-        await self._client.abandon([chunks[part_idx] for part_idx in parts])

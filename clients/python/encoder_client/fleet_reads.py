@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from encoder_client.client import EncoderClient
 from encoder_client.embedding import Embedding
 from encoder_client.errors import PartError, ReadError
 from encoder_client.events import Layout
-from encoder_client.pool import Reservation, Slot
+from encoder_client.part_reads import PartReads
+from encoder_client.pool import Slot
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 if TYPE_CHECKING:
     from encoder_client.fleet_call import FleetCall
-
-GIVE_BACK_SECONDS = 0.1
-"""A prompt that waits longer for space in the pool gives back the leases that it cannot use yet: whoever has space must
-find it at the encoders."""
 
 Result = Layout | Embedding | PartError
 
@@ -33,93 +32,87 @@ class FleetReads:
     def __init__(self, call: FleetCall, client: EncoderClient) -> None:
         self._call = call
         self._client = client
-        self._results: asyncio.Queue[Result | None] = asyncio.Queue()
-        self._reads: dict[int, asyncio.Task[None]] = {}
-        self._told: set[tuple[str, int]] = set()
-        self._given_back: set[int] = set()
+        self._results: asyncio.Queue[Result | BaseException | None] = asyncio.Queue()
+        self._reads: PartReads | None = None
+        self._laid_out: set[int] = set()
+        self._begun: set[int] = set()
+        self._open = set(call.parts)
 
     async def results(self) -> AsyncGenerator[Result, None]:
         """See :meth:`FleetCall.results`."""
-        driver = asyncio.create_task(self._drive())
+        events = asyncio.create_task(self._follow())
         try:
             while (result := await self._results.get()) is not None:
+                if isinstance(result, BaseException) and not isinstance(result, PartError):
+                    raise result
                 yield result
                 del result  # it is the caller's
-            await driver
         finally:
-            for task in (driver, *self._reads.values()):
-                task.cancel()
-            await asyncio.gather(driver, *self._reads.values(), return_exceptions=True)
-            unread = set(self._call.chunks) - set(self._reads) - self._given_back
-            await self._call.give_back(sorted(unread))
+            events.cancel()
+            await asyncio.gather(events, return_exceptions=True)
+            ready = self._call.chunks.values()
+            if self._reads is not None:
+                await self._reads.close(ready)
+            else:
+                await self._client.abandon(list(ready))
 
-    async def _drive(self) -> None:
-        reservation: Reservation | None = None
+    async def _follow(self) -> None:
         try:
-            while True:
-                self._tell()
-                wanted = [part_idx for part_idx in self._call.parts if part_idx not in self._call.failures]
-                if reservation is None and (sizes := self._sizes(wanted)):
-                    places = {part_idx: place for place, part_idx in enumerate(wanted)}
-                    reservation = await self._reserve(sizes)
-                if reservation is not None:
-                    for part_idx, chunk in self._call.chunks.items():
-                        if part_idx not in self._reads and part_idx in places:
-                            self._begin(part_idx, reservation.take(places[part_idx], chunk.nbytes))
-                if await anext(aiter(self._call), None) is None:
-                    break
-            await asyncio.gather(*self._reads.values())
-        finally:
-            if reservation is not None:
-                reservation.close()
-            self._results.put_nowait(None)
+            self._step()
+            async for _ in self._call:
+                self._step()
+        except Exception as error:  # whoever waits for results learns it
+            self._results.put_nowait(error)
 
-    def _begin(self, part_idx: int, slot: Slot) -> None:
-        self._reads[part_idx] = asyncio.create_task(self._read(part_idx, slot))
-
-    def _tell(self) -> None:
+    def _step(self) -> None:
+        """Something has happened: tells what is new, and begins what can be begun."""
         for part_idx, chunk in self._call.layouts.items():
-            self._tell_once("layout", part_idx, Layout(chunk))
-        for part_idx, failure in self._call.failures.items():
-            self._tell_once("failure", part_idx, failure)
+            if part_idx not in self._laid_out:
+                self._laid_out.add(part_idx)
+                self._results.put_nowait(Layout(chunk))
+        failures = self._call.failures
+        for part_idx in sorted(self._open & set(failures)):
+            self._end(part_idx, failures[part_idx])
+        if self._reads is None:
+            self._reserve([part_idx for part_idx in self._call.parts if part_idx not in failures])
+        if self._reads is not None:
+            self._reads.offer(self._call.chunks.values())
+            for part_idx, read in self._reads.reads.items():
+                if part_idx not in self._begun:
+                    self._begun.add(part_idx)
+                    read.add_done_callback(partial(self._landed, part_idx))
 
-    def _tell_once(self, kind: str, part_idx: int, result: Result) -> None:
-        if (kind, part_idx) not in self._told:
-            self._told.add((kind, part_idx))
-            self._results.put_nowait(result)
-
-    def _sizes(self, wanted: list[int]) -> list[int]:
+    def _reserve(self, wanted: list[int]) -> None:
+        """Asks for the space of all parts at once, as soon as the size of each is known."""
         known = {**self._call.layouts, **self._call.chunks}
-        return [known[part_idx].nbytes for part_idx in wanted] if set(wanted) <= set(known) else []
+        if wanted and set(wanted) <= set(known):
+            self._reads = PartReads(self._client, wanted, self._read, self._encode_again)
+            space = self._reads.reserve(self._call.prompt_id, [known[part_idx].nbytes for part_idx in wanted])
+            space.add_done_callback(lambda _: self._space_is_there())
 
-    async def _reserve(self, sizes: list[int]) -> Reservation:
-        pool, timeout = self._client.pool, self._client.read_timeout
-        wish = asyncio.create_task(pool.reserve(self._call.prompt_id, sizes, timeout))
+    def _space_is_there(self) -> None:
         try:
-            while not (await asyncio.wait({wish}, timeout=GIVE_BACK_SECONDS))[0]:
-                fresh = sorted(set(self._call.chunks) - self._given_back)
-                self._given_back.update(fresh)
-                await self._call.give_back(fresh)
-        finally:
-            if not wish.done():
-                wish.cancel()
-        return wish.result()
+            self._step()
+        except Exception as error:  # such as that there is none: whoever waits for results learns it
+            self._results.put_nowait(error)
 
-    async def _read(self, part_idx: int, slot: Slot) -> None:
-        lost = ""
+    async def _read(self, chunk: EmbeddingChunk, slot: Slot) -> Embedding:
         try:
-            chunk = self._call.chunks[part_idx]
-            if part_idx in self._given_back:
-                chunk = await self._call.again(part_idx)
-            try:
-                embedding = await self._client.read_into(chunk, slot)
-            except ReadError as error:
-                lost = str(error)
-            # A transfer that hangs may still write to it.
-            del slot
-            if lost:
-                embedding = await self._call.read(await self._call.again(part_idx, lost))
-        except PartError as failure:
-            self._results.put_nowait(failure)
-        else:
-            self._results.put_nowait(embedding)
+            return await self._client.read_into(chunk, slot)
+        except ReadError as error:
+            lost = str(error)
+        del slot  # a transfer that hangs may still write to it
+        return await self._call.read(await self._call.again(chunk.part_idx, lost))
+
+    async def _encode_again(self, chunk: EmbeddingChunk) -> EmbeddingChunk:
+        return await self._call.again(chunk.part_idx)
+
+    def _landed(self, part_idx: int, read: asyncio.Task[Embedding]) -> None:
+        if not read.cancelled():
+            self._end(part_idx, read.exception() or read.result())
+
+    def _end(self, part_idx: int, result: Embedding | BaseException) -> None:
+        self._open.discard(part_idx)
+        self._results.put_nowait(result)
+        if not self._open:
+            self._results.put_nowait(None)

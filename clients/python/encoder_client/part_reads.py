@@ -56,6 +56,11 @@ class PartReads:
         """The read of every part has begun."""
         return len(self._reads) == len(self._parts)
 
+    @property
+    def reads(self) -> dict[int, asyncio.Task[Embedding]]:
+        """The reads that have begun, by ``part_idx``."""
+        return dict(self._reads)
+
     def reserve(self, prompt_id: str, sizes: Sequence[int]) -> asyncio.Future[Reservation]:
         """Asks for the memory of all parts, unless that was done; :meth:`offer` goes on when the result is done.
 
