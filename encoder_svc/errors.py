@@ -17,6 +17,10 @@ class Reason(StrEnum):
 
     REQUEST_INVALID = "REQUEST_INVALID"
     """A field of the request is missing, out of range, or contradicts another."""
+    CALLER_UNKNOWN = "CALLER_UNKNOWN"
+    """The call has no credential, or none that the server knows."""
+    CALLER_FORBIDDEN = "CALLER_FORBIDDEN"
+    """The caller's credential lacks the permission."""
     MODALITY_UNSUPPORTED = "MODALITY_UNSUPPORTED"
     """The served model has no tower for this modality."""
     REQUEST_ID_LIVE = "REQUEST_ID_LIVE"

@@ -77,6 +77,9 @@ class Settings(BaseModel):
     tls_client_ca: Path | None = _field(
         "Listening", None, "PEM file with the authority that client certificates must come from"
     )
+    callers: Path | None = _field(
+        "Listening", None, "TOML file of who may call, and what; without it everybody who can connect may do everything"
+    )
     reflection: bool = _field("Listening", True, "answer gRPC reflection, so that grpcurl needs no .proto files")
     channelz: bool = _field("Listening", False, "answer gRPC channelz, for looking into connections")
     metrics_listen: str = _field("Listening", "", "HOST:PORT of Prometheus metrics; empty serves none")

@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": ("bench", "measure a server of its own beside its reference"),
     "doctor": ("doctor", "tell what works on this machine, and how to mend what does not"),
     "models": ("models", "list the model families that can be served"),
+    "token": ("token", "make a token for callers"),
     "tiny-checkpoint": ("tiny_checkpoint", "write a small random checkpoint, to try things without a download"),
 }
 """Each sub-command: its module in this folder, and its line in the help."""

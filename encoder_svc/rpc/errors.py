@@ -42,6 +42,8 @@ class ErrorRow:
 ERROR_TABLE = MappingProxyType(
     {
         Reason.REQUEST_INVALID: ErrorRow(grpc.StatusCode.INVALID_ARGUMENT),
+        Reason.CALLER_UNKNOWN: ErrorRow(grpc.StatusCode.UNAUTHENTICATED),
+        Reason.CALLER_FORBIDDEN: ErrorRow(grpc.StatusCode.PERMISSION_DENIED),
         Reason.MODALITY_UNSUPPORTED: ErrorRow(grpc.StatusCode.FAILED_PRECONDITION),
         Reason.REQUEST_ID_LIVE: ErrorRow(grpc.StatusCode.ALREADY_EXISTS),
         Reason.PART_ALREADY_SUBMITTED: ErrorRow(grpc.StatusCode.ALREADY_EXISTS),

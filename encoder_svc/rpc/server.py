@@ -14,6 +14,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
 from encoder_svc.errors import SetupError
+from encoder_svc.rpc.callers import Callers
 from encoder_svc.rpc.errors import ErrorInterceptor
 from encoder_svc.rpc.generic_handlers import GenericHandlers
 from encoder_svc.rpc.health import HealthReporter
@@ -36,7 +37,7 @@ class RpcServer:
         metrics: counts calls.
 
     Raises:
-        SetupError: the address cannot be listened on, or a TLS file cannot be used.
+        SetupError: the address cannot be listened on, or a TLS file or the file of callers cannot be used.
 
     Example::
 
@@ -49,6 +50,7 @@ class RpcServer:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
+        self._callers = Callers.from_settings(settings)
         self._health = HealthReporter(SERVICE)
         self._server = grpc.aio.server(interceptors=[ErrorInterceptor(SERVICE, metrics)], options=_options(settings))
         host, _ = split_address(settings.listen)
@@ -61,7 +63,7 @@ class RpcServer:
     async def start(self, runtime: EncoderRuntime) -> None:
         """Begins to answer; health follows the runtime."""
         handlers: Any = GenericHandlers(self._server)
-        add_encoder_servicer(EncoderServicer(runtime, self._settings), handlers)
+        add_encoder_servicer(EncoderServicer(runtime, self._settings, self._callers), handlers)
         add_HealthServicer_to_server(self._health.servicer, handlers)
         names = [SERVICE, health.SERVICE_NAME]
         if self._settings.channelz:

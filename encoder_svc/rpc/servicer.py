@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from encoder_svc.errors import Reason, ServiceError
-from encoder_svc.rpc.identity import identity_of
+from encoder_svc.rpc.callers import Callers, Permission
 from encoder_svc.rpc.load_report import LOAD_REPORT_KEY, load_report
 from encoder_svc.rpc.media_options import invalid
 from encoder_svc.rpc.messages import encode_response, subscribe_response
@@ -56,17 +56,19 @@ class EncoderServicer(EncoderServiceServicer):
     Args:
         runtime: decides everything.
         settings: the limits of messages.
+        callers: decides who may call. Every handler begins by asking it.
     """
 
-    def __init__(self, runtime: EncoderRuntime, settings: Settings) -> None:
+    def __init__(self, runtime: EncoderRuntime, settings: Settings, callers: Callers) -> None:
         self._runtime = runtime
         self._settings = settings
-        self._mutual_tls = settings.tls_client_ca is not None
+        self._callers = callers
 
     async def Encode(self, _: Any, context: Any) -> None:
         """Writes the events of the request until it is complete; whatever else ends the call abandons it."""
+        identity = self._callers.admit(context, Permission.ENCODE)
         outbox = Outbox()
-        call = self._runtime.submit(await self._read_command(context), outbox.put)
+        call = self._runtime.submit(await self._read_command(context, identity), outbox.put)
         # The media now belong to the runtime alone, which lets go of them long before this call ends.
         try:
             complete = False
@@ -77,7 +79,7 @@ class EncoderServicer(EncoderServiceServicer):
             call.abandon()
             context.set_trailing_metadata(((LOAD_REPORT_KEY, load_report(self._runtime.load())),))
 
-    async def _read_command(self, context: Any) -> EncodeCommand:
+    async def _read_command(self, context: Any, identity: str) -> EncodeCommand:
         wire = await context.read()
         if wire is _END_OF_STREAM:
             raise invalid("request", "is missing")
@@ -87,13 +89,14 @@ class EncoderServicer(EncoderServiceServicer):
             request,
             data,
             self._settings,
-            identity=identity_of(context, mutual_tls=self._mutual_tls),
+            identity=identity,
             deadline=None if remaining is None else self._runtime.now() + remaining,
             new_id=_new_id,
         )
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> None:
         """Writes the bytes in pieces. The lease is looked at for each, so that none is sent after its end."""
+        self._callers.admit(context, Permission.READ)
         nbytes = self._runtime.slot_nbytes(request.lease_id)
         end = request.offset + request.length if request.length else nbytes
         if request.offset > nbytes or end > nbytes:
@@ -108,6 +111,7 @@ class EncoderServicer(EncoderServiceServicer):
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         """Gives leases back."""
+        self._callers.admit(context, Permission.READ)
         states = self._runtime.release(to_releases(request))
         return pb.ReleaseResponse(
             leases=[
@@ -118,6 +122,7 @@ class EncoderServicer(EncoderServiceServicer):
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         """Extends leases."""
+        self._callers.admit(context, Permission.READ)
         leases, ttl = to_renewals(request, self._settings)
         return pb.RenewResponse(
             leases=[
@@ -128,16 +133,18 @@ class EncoderServicer(EncoderServiceServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
         """Cancels the caller's own parts that are not READY."""
-        command = to_cancel_command(request, identity=identity_of(context, mutual_tls=self._mutual_tls))
+        command = to_cancel_command(request, identity=self._callers.admit(context, Permission.ENCODE))
         outcome = self._runtime.cancel(command)
         return pb.CancelResponse(requests=outcome.requests, parts=outcome.parts)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         """Tells what the server is and is doing."""
+        self._callers.admit(context, Permission.INFO)
         return self._runtime.describe()
 
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadRequest], context: Any) -> pb.UploadResponse:
         """Takes a file in pieces; one that does not come whole is forgotten."""
+        identity = self._callers.admit(context, Permission.ENCODE)
         upload: Upload | None = None
         header = pb.UploadHeader()
         try:
@@ -146,7 +153,6 @@ class EncoderServicer(EncoderServiceServicer):
                 if kind == "header" and upload is None:
                     header = request.header
                     check_upload_header(header)
-                    identity = identity_of(context, mutual_tls=self._mutual_tls)
                     upload = self._runtime.begin_upload(identity, header.total_bytes)
                 elif kind == "piece" and upload is not None:
                     check_piece(request.piece)
@@ -165,13 +171,13 @@ class EncoderServicer(EncoderServiceServicer):
 
     async def Acquire(self, request: pb.AcquireRequest, context: Any) -> pb.AcquireResponse:
         """Leases what is cached."""
-        identity = identity_of(context, mutual_tls=self._mutual_tls)
+        identity = self._callers.admit(context, Permission.READ)
         command = to_acquire_command(request, self._settings, identity=identity)
         return pb.AcquireResponse(chunk=self._runtime.acquire(command))
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Any) -> None:
         """Tells a receiver what is addressed to it, for as long as it listens."""
-        command = to_subscribe_command(request, identity=identity_of(context, mutual_tls=self._mutual_tls))
+        command = to_subscribe_command(request, identity=self._callers.admit(context, Permission.READ))
         changed = asyncio.Event()
         subscription = self._runtime.subscribe(command, changed.set)
         try:

@@ -16,6 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from encoder_client import chunk_checks
+from encoder_client.caller_token import CallerToken
 from encoder_client.connections import Connections
 from encoder_client.embedding import Embedding
 from encoder_client.encode_call import EncodeCall
@@ -47,6 +48,8 @@ class EncoderClient:
         target: the gRPC target of one encoder, such as ``127.0.0.1:50051``. Chunks of other encoders, which another
             process received, are read at the target that they name.
         credentials: TLS; None speaks plain text.
+        token: proves who calls, to encoders with a file of callers. It goes to every encoder whose chunks are read.
+        token_in_plain_text: let the token go to other hosts without TLS.
         receiver: the name under which leases are granted to this process. Empty: the caller of ``Encode``.
         pool: where embeddings are read to. None: a pool of 256 MiB.
         transports: names, the preferred first, out of ``mooncake`` and ``inline``. One that cannot be loaded here is
@@ -69,6 +72,8 @@ class EncoderClient:
         target: str,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str = "",
+        token_in_plain_text: bool = False,
         receiver: str = "",
         pool: EmbeddingPool | None = None,
         transports: Sequence[str] = ("mooncake", "inline"),
@@ -82,7 +87,8 @@ class EncoderClient:
         self.pool = pool if pool is not None else EmbeddingPool()
         self.expected_fingerprint = expected_fingerprint
         self.read_timeout = read_timeout
-        self._connections = Connections(target, credentials, min(5.0, read_timeout), channels)
+        caller = CallerToken(token, credentials, in_plain_text=token_in_plain_text)
+        self._connections = Connections(target, credentials, min(5.0, read_timeout), channels, caller)
         self._readers = _readers(transports, self.pool, mooncake_host, InlineReader(self._connections.stub_of))
 
     @property

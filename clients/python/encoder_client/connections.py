@@ -9,8 +9,9 @@ from itertools import cycle
 import grpc
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from encoder_client.caller_token import CallerToken
 from encoder_client.releases import ReleaseBatcher
-from encoder_client.stub import EncoderStub
+from encoder_client.stub import EncoderStub, Metadata
 from epd.encoder.v1.embedding_pb2 import EncoderRef
 
 _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
@@ -33,13 +34,15 @@ class _Encoder:
 
     Args:
         channels: at least one. Calls take turns on them.
+        metadata: goes with each call.
+        release_timeout: seconds that giving a lease back may take.
     """
 
-    def __init__(self, channels: Sequence[grpc.aio.Channel], release_timeout: float) -> None:
+    def __init__(self, channels: Sequence[grpc.aio.Channel], metadata: Metadata, release_timeout: float) -> None:
         self.channels = channels
         self.health = HealthStub(channels[0])
         self.instance_id = ""
-        self._stubs = [EncoderStub(channel) for channel in channels]
+        self._stubs = [EncoderStub(channel, metadata) for channel in channels]
         self._turns = cycle(self._stubs)
         self.releases = ReleaseBatcher(self._stubs[0], release_timeout)
 
@@ -61,11 +64,22 @@ class Connections:
         credentials: TLS, for all encoders; None speaks plain text.
         release_timeout: seconds that giving a lease back may take.
         channels: connections to each encoder.
+        token: goes with each call. None: there is none.
+
+    Raises:
+        EncoderClientError: the token may not go to ``target``.
     """
 
     def __init__(
-        self, target: str, credentials: grpc.ChannelCredentials | None, release_timeout: float, channels: int = 1
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        release_timeout: float,
+        channels: int = 1,
+        token: CallerToken | None = None,
     ) -> None:
+        self._token = token if token is not None else CallerToken()
+        self._token.metadata_for(target)
         self._target = target
         self._credentials = credentials
         self._release_timeout = release_timeout
@@ -133,8 +147,9 @@ class Connections:
 
     def _encoder(self, target: str) -> _Encoder:
         if target not in self._encoders:
+            metadata = self._token.metadata_for(target)
             channels = [self._channel(target) for _ in range(self._count)]
-            self._encoders[target] = _Encoder(channels, self._release_timeout)
+            self._encoders[target] = _Encoder(channels, metadata, self._release_timeout)
         return self._encoders[target]
 
     def _channel(self, target: str) -> grpc.aio.Channel:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import grpc
 
 from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
+
+Metadata = tuple[tuple[str, str], ...]
 
 
 class EncoderStub:
@@ -13,10 +18,11 @@ class EncoderStub:
 
     Args:
         channel: where they go.
+        metadata: goes with each call.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        stub = EncoderServiceStub(channel)
+    def __init__(self, channel: grpc.aio.Channel, metadata: Metadata = ()) -> None:
+        stub: Any = _WithMetadata(EncoderServiceStub(channel), metadata) if metadata else EncoderServiceStub(channel)
         self.encode: grpc.aio.UnaryStreamMultiCallable[service.EncodeRequest, service.EncodeResponse] = stub.Encode
         self.subscribe: grpc.aio.UnaryStreamMultiCallable[service.SubscribeRequest, service.SubscribeResponse] = (
             stub.Subscribe
@@ -29,3 +35,14 @@ class EncoderStub:
         self.server_info: grpc.aio.UnaryUnaryMultiCallable[
             service.GetServerInfoRequest, service.GetServerInfoResponse
         ] = stub.GetServerInfo
+
+
+class _WithMetadata:
+    """A stub whose calls take metadata along."""
+
+    def __init__(self, stub: Any, metadata: Metadata) -> None:
+        self._stub = stub
+        self._metadata = metadata
+
+    def __getattr__(self, method: str) -> Any:
+        return partial(getattr(self._stub, method), metadata=self._metadata)

@@ -26,7 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encoders", type=_names, required=True, help="gRPC targets, with commas between them")
     parser.add_argument("--receiver", required=True, help="the name that the encoders know this worker by")
     parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT", help="port 0 takes a free one")
-    parser.add_argument("--allow-insecure", action="store_true", help="serve other hosts, in plain text")
+    parser.add_argument(
+        "--allow-insecure", action="store_true", help="serve other hosts, and send the token to them, in plain text"
+    )
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="holds the token to call encoders with")
+    parser.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="PEM; call encoders by TLS, whose certificates it signed"
+    )
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu", help="as torch names it")
     parser.add_argument("--transports", type=_names, default=defaults.transports, help="the preferred first")
@@ -50,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         pool_bytes=arguments.pool_bytes,
         max_prompts=arguments.max_prompts,
         max_tokens=arguments.max_tokens,
+        token=_read(arguments.token_file).decode().strip() if arguments.token_file else "",
+        authority=_read(arguments.tls_ca) if arguments.tls_ca else None,
         allow_insecure=arguments.allow_insecure,
     )
     model = _load(arguments.model, arguments.dtype, arguments.device)
@@ -84,6 +92,13 @@ async def _serve(settings: WorkerSettings, model: LanguageModel) -> int:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
     return 0
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise EncoderClientError(f"cannot read {file}: {error.strerror}") from None
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,8 +46,12 @@ class WorkerSettings:
     """Tokens of an answer at most."""
     space_seconds: float = 30.0
     """How long a prompt waits for space in the pool."""
+    token: str = field(default="", repr=False)
+    """Proves to encoders who calls."""
+    authority: bytes | None = field(default=None, repr=False)
+    """PEM of the authority that encoders' certificates come from. None: plain text."""
     allow_insecure: bool = False
-    """Serve other hosts, in plain text."""
+    """Serve other hosts, and send the token to them, in plain text."""
 
     def __post_init__(self) -> None:
         if not self.encoders or not self.receiver:
@@ -98,10 +102,13 @@ class WorkerServer:
         """Where it listens, with the real port."""
 
     async def __aenter__(self) -> Self:
-        for target in self._settings.encoders:
+        settings = self._settings
+        credentials = None if settings.authority is None else grpc.ssl_channel_credentials(settings.authority)
+        for target in settings.encoders:
             client = EncoderClient(
-                target, receiver=self._settings.receiver, pool=self._pool, transports=self._settings.transports
-            )
+                target, credentials=credentials, token=settings.token, token_in_plain_text=settings.allow_insecure,
+                receiver=settings.receiver, pool=self._pool, transports=settings.transports,
+            )  # fmt: skip
             await self._clients.enter_async_context(client)
             self._subscriptions.append(asyncio.create_task(self._follow(client), name=f"encoder {target}"))
         add_LanguageServiceServicer_to_server(self._servicer, self._server)
