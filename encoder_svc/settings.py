@@ -66,6 +66,12 @@ class Settings(BaseModel):
         "auto",
         "type of weights and embeddings; auto takes the checkpoint's, and float32 on a CPU without fast bfloat16",
     )
+    model_options: Names = _field(
+        "Model",
+        "",
+        "what no checkpoint of the family tells, as name=value with commas between them; `encoder-svc models` has the "
+        "names",
+    )
 
     listen: str = _field("Listening", "127.0.0.1:50051", "HOST:PORT of gRPC; port 0 takes a free one")
     advertise: str = _field(
@@ -185,6 +191,15 @@ class Settings(BaseModel):
             split_address(value)
         return value
 
+    @field_validator("model_options")
+    @classmethod
+    def _are_options(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for option in value:
+            name, _, chosen = option.partition("=")
+            if not name or not chosen:
+                raise ValueError(f"{option!r} is not name=value")
+        return value
+
     @field_validator("device")
     @classmethod
     def _is_device(cls, value: str) -> str:
@@ -217,6 +232,12 @@ class Settings(BaseModel):
         if self.max_inline_bytes >= self.max_message_bytes:
             raise ValueError("max_inline_bytes must be less than max_message_bytes")
         return self
+
+    @property
+    def options(self) -> dict[str, str]:
+        """``model_options``, by name."""
+        pairs = (option.partition("=") for option in self.model_options)
+        return {name: value for name, _, value in pairs}
 
     @property
     def listens_on_loopback(self) -> bool:

@@ -78,6 +78,8 @@ def test_settings_do_not_change() -> None:
         (["--devices", "cuda:0,auto"], {}, "", "--devices: not devices"),
         (["--devices", "cuda:0,"], {}, "", "--devices: not devices"),
         (["--engines", "0"], {}, "", "--engines:"),
+        (["--model-options", "sink_form"], {}, "", "--model-options: 'sink_form' is not name=value"),
+        (["--model-options", "a=b,=c"], {}, "", "--model-options: '=c' is not name=value"),
         (["--media-workers", "0"], {}, "", "--media-workers:"),
         (["--forward-seconds", "0"], {}, "", "--forward-seconds:"),
         (["--canary-seconds", "-1"], {}, "", "--canary-seconds:"),
@@ -155,6 +157,14 @@ def test_loopback_needs_no_flag(listen: str) -> None:
 )
 def test_settings_that_contradict_each_other_are_refused(arguments: list[str], told: str) -> None:
     assert refusal("--model", "m", *arguments).startswith(told)
+
+
+def test_model_options_are_names_and_values() -> None:
+    assert load("--model", "m", "--model-options", "sink_form=softmax, merger_norm=rms_norm").options == {
+        "sink_form": "softmax",
+        "merger_norm": "rms_norm",
+    }
+    assert load("--model", "m").options == {}
 
 
 @pytest.mark.parametrize("devices", ["cpu", "cuda", "cuda:3", "cuda:0,cuda:1", "cuda:0, cpu"])

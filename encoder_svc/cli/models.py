@@ -29,7 +29,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table."""
     table = Table(title="Model families that can be served", title_justify="left")
-    for column in ("model_type", "encodes", "tensors", "verified"):
+    for column in ("model_type", "encodes", "tensors", "verified", "--model-options"):
         table.add_column(column, no_wrap=column == "model_type")
     for family in FAMILIES.values():
         table.add_row(
@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
             ", ".join(Modality.Name(kind).removeprefix("MODALITY_").lower() for kind in family.modalities),
             ", ".join(family.tensors),
             family.verified,
+            ", ".join(f"{name}={'|'.join(values)}" for name, values in family.options.items()),
         )
     Console().print(table)
     return 0

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         SetupError: it cannot serve as it is set up.
     """
     settings = load_settings(arguments)
-    checkpoint = check_servable(settings.model)
+    checkpoint = check_servable(settings.model, settings.options)
     devices = _devices(settings)
     dtype = resolve_dtype(settings.dtype, checkpoint.dtype, devices[0])
     configure_logging(settings.log_level, "front")

@@ -66,7 +66,7 @@ def load_engine(
         torch.set_num_threads(configuration.threads)
     if find_family(open_checkpoint(Path(configuration.model))).needs_transformers:
         check_transformers()
-    adapter = open_adapter(Path(configuration.model), configuration.dtype)
+    adapter = open_adapter(Path(configuration.model), configuration.dtype, configuration.model_options)
     tower = adapter.load_tower(device, progress)
     runner = Runner(tower, device, input_arena, arena, make_staging(device, input_arena, arena))
     progress("warming up", 0.0)

@@ -86,7 +86,7 @@ class Preparer:
             video_seconds=limits.video_seconds,
             audio_seconds=limits.audio_seconds,
         )
-        self._adapter = open_adapter(Path(configuration.model), configuration.dtype)
+        self._adapter = open_adapter(Path(configuration.model), configuration.dtype, configuration.model_options)
         self._arena = SharedMemory(configuration.input_arena_fd, configuration.input_arena_bytes)
         self._tasks: deque[_Task] = deque()
 

@@ -259,5 +259,9 @@ class Adapter(Protocol):
         ...
 
 
-AdapterFactory = Callable[[Path, torch.dtype], Adapter]
-"""Makes an adapter from a checkpoint's folder and the dtype of the embeddings."""
+class AdapterFactory(Protocol):
+    """Makes an adapter from a checkpoint's folder and the dtype of the embeddings."""
+
+    def __call__(self, path: Path, dtype: torch.dtype, /, **options: str) -> Adapter:
+        """``options`` are those of the family's row in the table; a family without any takes none."""
+        ...

@@ -8,6 +8,7 @@ slot, ``video_audio_embedding``: the rows that its units show. The towers are in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -144,10 +145,19 @@ class MimoV2Adapter:
         return add_sound(layout, sound, units.shown, self.hidden_size, self._dtype_name, (bounds,))
 
 
-def make_adapter(path: Path, dtype: torch.dtype) -> Adapter:
+def make_adapter(path: Path, dtype: torch.dtype, **forms: str) -> Adapter:
     """The factory of this family.
+
+    Args:
+        path: the checkpoint's folder.
+        dtype: of weights and embeddings.
+        forms: ``sink_form`` and ``merger_norm``, in place of what ``vision_config`` says of them.
 
     Raises:
         SetupError: the checkpoint cannot be served.
     """
-    return MimoV2Adapter(open_checkpoint(path), dtype)
+    checkpoint = open_checkpoint(path)
+    vision = checkpoint.config.get("vision_config")
+    if forms and isinstance(vision, dict):
+        checkpoint = replace(checkpoint, config={**checkpoint.config, "vision_config": {**vision, **forms}})
+    return MimoV2Adapter(checkpoint, dtype)

@@ -2,7 +2,8 @@
 
 Defaults are those of the published checkpoints. Two things no file says and public ports do not agree on: how attention
 sinks enter a tower's scores, and how the merger normalises. They are fields of ``vision_config`` here
-(:class:`SinkForm`, :class:`MergerNorm`), which no published checkpoint has: whoever knows better sets them there.
+(:class:`SinkForm`, :class:`MergerNorm`), which no published checkpoint has: whoever knows better sets them there, or
+with ``--model-options``.
 """
 
 from __future__ import annotations

@@ -44,6 +44,21 @@ class Family:
     """Its engine imports transformers, which takes longer than all else of a start."""
     folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Folders of the checkpoint that have weights of their own: how the names of the towers' tensors begin in each."""
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What no checkpoint tells but the operator may (``--model-options``): the values of each, the default first."""
+
+    def check_options(self, options: Mapping[str, str]) -> None:
+        """Refuses an option that the family does not have.
+
+        Raises:
+            SetupError: there is no such option, or no such value of it.
+        """
+        for name, value in options.items():
+            if name not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise SetupError(f"{self.model_type} has no model option {name!r}; it has {known}")
+            if value not in self.options[name]:
+                raise SetupError(f"the model option {name} is {value!r}; use {' or '.join(self.options[name])}")
 
 
 _LLAVA_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
@@ -140,6 +155,7 @@ FAMILIES: dict[str, Family] = {
             verified="images, videos with sound, sound: within 1e-4 of our own formulation; not with published weights",
             needs_transformers=False,
             folders={"audio_tokenizer": ("encoder.",)},
+            options={"sink_form": ("first_key", "softmax"), "merger_norm": ("layer_norm", "rms_norm")},
         ),
         _audio_family("whisper", "WhisperForConditionalGeneration", ("model.encoder.", "encoder.")),
         _audio_family("qwen2_audio", "Qwen2AudioForConditionalGeneration", _AUDIO_PREFIXES),
@@ -209,37 +225,44 @@ def find_family(checkpoint: Checkpoint) -> Family:
     )
 
 
-def check_servable(path: Path) -> CheckpointSummary:
+def check_servable(path: Path, options: Mapping[str, str] | None = None) -> CheckpointSummary:
     """Checks everything of a checkpoint that can be checked without torch, in milliseconds.
+
+    Args:
+        path: the checkpoint's folder.
+        options: of the family, by name.
 
     Raises:
         SetupError: it cannot be served; the message says what to change.
     """
     checkpoint, family = _open(path)
+    family.check_options(options or {})
     checkpoint.stored(family.prefixes)
     for folder, prefixes in family.folders.items():
         checkpoint.folder(folder).stored(prefixes)
     return CheckpointSummary(checkpoint.name, family.model_type, checkpoint.dtype)
 
 
-def open_adapter(path: Path, dtype: str) -> Adapter:
+def open_adapter(path: Path, dtype: str, options: Mapping[str, str] | None = None) -> Adapter:
     """Makes the adapter of a checkpoint.
 
     Args:
         path: the checkpoint's folder.
         dtype: ``float32``, ``bfloat16`` or ``float16`` (:func:`~encoder_svc.models.dtypes.resolve_dtype`).
+        options: of the family, by name.
 
     Raises:
-        SetupError: the checkpoint cannot be served, or there is no such dtype.
+        SetupError: the checkpoint cannot be served, or there is no such dtype or option.
     """
     import torch
 
     if dtype not in DATA_TYPES:
         raise SetupError(f"dtype {dtype!r} is none of {', '.join(DATA_TYPES)}")
     _, family = _open(path)
+    family.check_options(options or {})
     module, _, name = family.adapter.partition(":")
     factory: AdapterFactory = getattr(importlib.import_module(module), name)
-    return factory(path, getattr(torch, dtype))
+    return factory(path, getattr(torch, dtype), **(options or {}))
 
 
 def _open(path: Path) -> tuple[Checkpoint, Family]:

@@ -77,6 +77,7 @@ def configure_media(settings: Settings, serving: Serving, input_arena: SharedMem
         ),
         memory_bytes=settings.media_memory_bytes,
         log_level=settings.log_level,
+        model_options=settings.options,
     )
 
 
@@ -94,6 +95,7 @@ def configure_engine(
         arena_fd=arena.descriptor,
         arena_bytes=arena.size,
         log_level=settings.log_level,
+        model_options=settings.options,
     )
     if settings.mooncake == "on" or (settings.mooncake == "auto" and settings.listens_on_loopback):
         host = settings.mooncake_host or split_address(serving.grpc_target)[0]

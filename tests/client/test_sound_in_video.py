@@ -161,7 +161,8 @@ class Omni:
     @torch.inference_mode()
     def parts(self, items: Sequence[Item]) -> tuple[list[EmbeddingChunk], list[Any]]:
         """LAYOUT and rows of each item, as an encoder has them."""
-        layouts, rows = [], []
+        layouts: list[EmbeddingChunk] = []
+        rows: list[Any] = []
         for index, item in enumerate(items):
             heard = self.heard(item, index) if item.frames else None
             if item.modality == AUDIO:

@@ -237,6 +237,30 @@ def test_forms_give_other_rows_and_other_fingerprints(checkpoint: Path, tmp_path
     assert len({one.compatibility_fingerprint for one in (tower, *others)}) == 3
 
 
+def test_the_operator_may_say_which_form_it_is(checkpoint: Path, tmp_path: Path) -> None:
+    said = {"sink_form": "softmax", "merger_norm": "rms_norm"}
+    check_servable(checkpoint, said)
+    by_option = open_adapter(checkpoint, "float32", said)
+    in_config = open_adapter(changed(checkpoint, tmp_path / "mimo_v2", **said), "float32")
+    fingerprints = {load(adapter).compatibility_fingerprint for adapter in (by_option, in_config)}
+    assert len(fingerprints) == 1
+    assert FAMILIES["mimo_v2"].options == {"sink_form": tuple(SinkForm), "merger_norm": tuple(MergerNorm)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sink_form": "nowhere"}, "sink_form is 'nowhere'; use first_key or softmax"),
+        ({"depth": "3"}, "mimo_v2 has no model option 'depth'; it has sink_form, merger_norm"),
+    ],
+)
+def test_an_option_that_the_family_does_not_have_is_refused_at_start(
+    checkpoint: Path, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SetupError, match=message):
+        check_servable(checkpoint, options)
+
+
 # Frames
 
 

@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from encoder_client import EncoderClient
+from encoder_svc.checkpoints.writer import write_checkpoint
 from encoder_svc.cli.device import resolve_device
+from encoder_svc.models.registry import open_adapter
 from encoder_svc.settings import Settings
-from tests.conftest import StartServer
+from tests.conftest import StartServer, servers
 
 
 @pytest.fixture
@@ -53,6 +57,23 @@ def test_a_wrong_dtype_is_refused_with_those_that_are_right(start_server: StartS
     said = refusal(start_server, dtype="float64")
     for word in ("--dtype", "float32", "bfloat16", "float16"):
         assert word in said
+
+
+def test_a_model_option_that_the_family_does_not_have_is_refused(start_server: StartServer) -> None:
+    said = refusal(start_server, model_options="sink_form=softmax")
+    assert "qwen2_5_vl has no model option 'sink_form'; it has none" in said
+
+
+async def test_model_options_reach_the_towers(tmp_path: Path) -> None:
+    write_checkpoint("mimo_v2", tmp_path / "mimo_v2")
+    options = {"sink_form": "softmax"}
+    adapter = open_adapter(tmp_path / "mimo_v2", "float32", options)
+    expected = adapter.load_tower(torch.device("cpu"), lambda _step, _fraction: None).compatibility_fingerprint
+    with servers(tmp_path / "mimo_v2") as start:
+        server = start(model_options="sink_form=softmax")
+        async with EncoderClient(server.target) as client:
+            info = await client.server_info()
+    assert info.model.compatibility_fingerprint == expected
 
 
 def test_a_device_that_is_not_there_ends_the_start(start_server: StartServer) -> None:
