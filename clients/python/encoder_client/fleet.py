@@ -39,7 +39,9 @@ class EncoderFleet:
         targets: gRPC targets, each one encoder. ``dns:NAME:PORT`` stands for every address that the name has, looked up
             again and again. Two addresses of one server count once: a server is its ``instance_id``.
         credentials: TLS, for all; the certificate of an address that came from a name must have that name.
-        receiver: as for :class:`EncoderClient`, like the five that follow.
+        token: as for :class:`EncoderClient`, like the seven that follow. All encoders get it.
+        token_in_plain_text: let it go to other hosts without TLS.
+        receiver: the name of this process.
         pool: where all embeddings are read to.
         transports: the preferred first.
         mooncake_host: the address of this host.
@@ -64,6 +66,8 @@ class EncoderFleet:
         targets: Sequence[str],
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str = "",
+        token_in_plain_text: bool = False,
         receiver: str = "",
         pool: EmbeddingPool | None = None,
         transports: Sequence[str] = ("mooncake", "inline"),
@@ -81,6 +85,8 @@ class EncoderFleet:
         self._client = EncoderClient(
             targets[0],
             credentials=credentials,
+            token=token,
+            token_in_plain_text=token_in_plain_text,
             receiver=receiver,
             pool=pool,
             transports=transports,

@@ -49,6 +49,8 @@ class SyncEncoderClient:
     Args:
         targets: as for :class:`EncoderFleet`.
         credentials: TLS.
+        token: as for :class:`EncoderFleet`, like the next.
+        token_in_plain_text: let it go to other hosts without TLS.
         pool: where embeddings are read to. None: a pool of 256 MiB. It must be nobody else's.
         receiver: as for :class:`EncoderClient`, like the four that follow.
         transports: the preferred first.
@@ -73,6 +75,8 @@ class SyncEncoderClient:
         targets: Sequence[str],
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str = "",
+        token_in_plain_text: bool = False,
         pool: EmbeddingPool | None = None,
         receiver: str = "",
         transports: Sequence[str] = ("mooncake", "inline"),
@@ -85,6 +89,8 @@ class SyncEncoderClient:
             EncoderFleet,
             targets,
             credentials=credentials,
+            token=token,
+            token_in_plain_text=token_in_plain_text,
             receiver=receiver,
             pool=pool,
             transports=transports,
