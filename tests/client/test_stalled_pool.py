@@ -65,6 +65,7 @@ async def test_f38_a_circle_of_pool_and_arena_ends_without_a_limit_of_time(small
         embedding.release()
         del third
         first, second = await both
+        assert pool.statistics.stalled == 1
         # The third took the slot of one of them. The other was still there.
         assert sorted([first.chunk.from_cache, second.chunk.from_cache]) == [False, True]
         for read, known in zip((first, second), expected, strict=True):
@@ -111,6 +112,7 @@ async def test_a_pool_whose_owners_have_all_they_wait_for_costs_no_message() -> 
         del slot
         gc.collect()
         await reading
+        assert client.pool.statistics.stalled == 0
     assert (encoder.acquires, encoder.outcomes) == ([], ["OK"])
 
 

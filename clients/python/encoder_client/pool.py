@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -136,7 +136,7 @@ class EmbeddingPool:
     def statistics(self) -> PoolStatistics:
         """What the pool holds and has done."""
         self._collect()
-        return self._ledger.statistics()
+        return replace(self._ledger.statistics(), stalled=self._stalls.total)
 
     async def reserve(self, prompt_id: str, sizes: Sequence[int], timeout: float = 30.0) -> Reservation:
         """Waits for space for all of ``sizes`` at once.

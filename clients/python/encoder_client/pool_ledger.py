@@ -85,6 +85,8 @@ class PoolStatistics:
     """Wishes granted so far."""
     expired: int
     """Wishes whose time ran out so far."""
+    stalled: int = 0
+    """Wishes so far whose owners were told to give leases back, since the pool waited for encoders."""
 
 
 @dataclass

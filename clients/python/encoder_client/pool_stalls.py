@@ -21,6 +21,8 @@ class StallWatch:
 
     def __init__(self, patience: float) -> None:
         self.patience = patience
+        self.total = 0
+        """So many were told until now."""
         self._unfilled: set[int] = set()
         self._progress = 0.0
         self._waiting: dict[Ticket, float] = {}
@@ -49,6 +51,7 @@ class StallWatch:
         due = [ticket for ticket, asked in self._waiting.items() if self._due(asked) <= now]
         for ticket in due:
             del self._waiting[ticket]
+        self.total += len(due)
         return due
 
     def next_time(self) -> float | None:
