@@ -73,8 +73,7 @@ class Assembly:
             self._parts.changed.clear()
             await self._take_reads(missing)
             if self._reservation is None and len(self._parts.layouts) == self._num_parts:
-                sizes = [layout.nbytes for layout in self.layouts]
-                self._reservation = await self._pool.reserve(self._parts.id, sizes, self._space_timeout)
+                self._reservation = await self._reserve()
                 self._reserved = set(range(self._num_parts))
             if self._reservation is not None:
                 await self._start_reads(missing)
@@ -85,6 +84,36 @@ class Assembly:
             if len(self._embeddings) < self._num_parts:
                 await self._something()
         return [self._embeddings[part] for part in range(self._num_parts)]
+
+    async def _reserve(self) -> Reservation:
+        """Waits for space. If the pool stalls meanwhile, READY parts go back unread, and must be sent again."""
+        changed, stalled = self._parts.changed, asyncio.Event()
+
+        def stall() -> None:
+            stalled.set()
+            changed.set()
+
+        sizes = [layout.nbytes for layout in self.layouts]
+        space = self._pool.ask(self._parts.id, sizes, self._space_timeout, stall)
+        space.add_done_callback(lambda _: changed.set())
+        try:
+            while not space.done():
+                changed.clear()
+                if stalled.is_set():
+                    await self._give_back()
+                await changed.wait()
+        finally:
+            space.cancel()
+        return space.result()
+
+    async def _give_back(self) -> None:
+        arrivals = list(self._parts.ready.items())
+        self._parts.ready.clear()
+        for part, _ in arrivals:
+            self._parts.faults[part] = EncoderError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "the worker had no memory for it, and gave its lease back"
+            )
+        await unread([arrival for _, arrival in arrivals])
 
     async def _start_reads(self, missing: Missing) -> None:
         assert self._reservation is not None
