@@ -75,9 +75,9 @@ def too_short(waveform: torch.Tensor, mel: MelSettings) -> ServiceError:
     )
 
 
-def feature_lengths(sound: PreparedSound) -> PlaceholderValue:
-    """What processors tell of a sound: its mel frames."""
-    return PlaceholderValue(name="audio_feature_lengths", ints=Int64List(values=(sound.valid_frames,)), shape=(1,))
+def feature_lengths(frames: int) -> PlaceholderValue:
+    """What processors tell of a sound: its mel frames, without padding."""
+    return PlaceholderValue(name="audio_feature_lengths", ints=Int64List(values=(frames,)), shape=(1,))
 
 
 def sound_layout(
@@ -120,7 +120,7 @@ def sound_layout(
                 )
             ],
             nbytes=sound.rows * row_bytes,
-            placeholder_metadata=[feature_lengths(sound)],
+            placeholder_metadata=[feature_lengths(sound.valid_frames)],
             audio=AudioMetadata(
                 duration_seconds=len(waveform) / sampling_rate,
                 source_sampling_rate=probe.source_sampling_rate,

@@ -202,17 +202,17 @@ class OmniAdapter:
 
     def _add_sound(self, layout: Layout, probe: VideoProbe, wanted: bool) -> Layout:
         """Adds what a video's sound needs: metadata in any case, and input and rows if there is any."""
-        tell_sound(layout, 0, ())
-        sound = self._hear(probe.audio) if wanted else None
+        chunk, sound = layout.chunk, self._hear(probe.audio) if wanted else None
+        # Of every video, so that what is joined for a prompt has an entry for each.
+        chunk.placeholder_metadata.append(feature_lengths(0 if sound is None else sound.valid_frames))
         if sound is None:
+            tell_sound(layout, 0, ())
             return layout
-        chunk = layout.chunk
         (seconds,) = (value.doubles.values[0] for value in chunk.placeholder_metadata if value.name == SECONDS_NAME)
         steps, rate = chunk.grid_dim[0], seconds * self._positions_a_second
         # A row belongs to the step that is shown when it begins; what comes behind the last step, to the last.
         bounds = [*(min(math.ceil(step * rate), sound.rows) for step in range(steps)), sound.rows]
         tell_sound(layout, sound.rows, [end - begin for begin, end in pairwise(bounds)])
-        chunk.placeholder_metadata.append(feature_lengths(sound))
         return add_sound(layout, sound, sound.rows, self.hidden_size, self._dtype_name)
 
     def _hear(self, track: AudioProbe | None) -> PreparedSound | None:

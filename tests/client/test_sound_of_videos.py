@@ -173,6 +173,9 @@ async def test_f31_each_sound_stays_with_its_video_across_two_encoders(service: 
         together = whole.torch(VIDEO, "video_audio_embedding")
         torch.testing.assert_close(together, heard, atol=TOLERANCE, rtol=0)
         assert told.video_audio_segment_lens_flat.sum() == len(heard)
+        if service.family != "mimo_v2":
+            frames = whole.metadata(VIDEO)["audio_feature_lengths"]
+            assert [bool(count) for count in frames.flatten()] == [sounds(name) for name in videos]
         language = LanguageOnlyModel.load(service.checkpoint)
         messages = [{"role": "user", "content": [{"type": KINDS[item.modality]} for item in chosen]}]
         prompt = language.expand(messages, [embedding.chunk for embedding in embeddings])
