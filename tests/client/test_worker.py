@@ -85,13 +85,20 @@ def item(part: int, data: bytes | None = None) -> MediaItem:
     return made
 
 
-async def encode(server: ServerProcess, prompt_id: str, receiver: str, *items: MediaItem, num_parts: int = 2) -> None:
+async def encode(
+    server: ServerProcess,
+    prompt_id: str,
+    receiver: str,
+    *items: MediaItem,
+    num_parts: int = 2,
+    cache_policy: CachePolicy = CachePolicy.CACHE_POLICY_BYPASS,
+) -> None:
     """What a router does for the media."""
     async with (
         EncoderClient(server.target, transports=["inline"]) as client,
         client.encode(
             items, prompt_id=prompt_id, num_parts=num_parts, receivers=[receiver],
-            cache_policy=CachePolicy.CACHE_POLICY_BYPASS,
+            cache_policy=cache_policy,
         ) as call,
     ):  # fmt: skip
         async for _ in call:
@@ -265,6 +272,35 @@ async def test_embeddings_larger_than_the_pool_are_told(
         await eventually(lambda: nothing_is_leased(server))
     assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "pool" in str(refused.details())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_prompt_that_waits_for_a_full_pool_gives_its_leases_back_and_asks_again(
+    server: ServerProcess, model: LanguageOnlyModel, name: str, kept: bool
+) -> None:
+    """The pool has room for one prompt, which waits for its other part; the next one's embeddings are READY."""
+    policy = CachePolicy.CACHE_POLICY_USE if kept else CachePolicy.CACHE_POLICY_BYPASS
+    async with EncoderClient(server.target, transports=["inline"]) as client, client.encode([item(0), item(1)]) as call:
+        needed = sum(embedding.nbytes for embedding in await call.embeddings())
+    async with serving(server, model, name, pool_bytes=needed + 4096) as (_, stub):
+        first, second = stub.Generate(prompt("first")), stub.Generate(prompt("second"))
+        for call in (first, second):
+            await following(call, "accepted")
+        await encode(server, "first", name, item(0))
+        with server.held(server.engine()):
+            router = asyncio.create_task(encode(server, "first", name, item(1)))
+            # By the LAYOUT the prompt gets its space, and reads what it has.
+            await eventually(lambda: nothing_is_leased(server))
+            router.cancel()
+            assert (await following(first, "part_missing")).part_idx == 1
+        await encode(server, "second", name, item(0), item(1), cache_policy=policy)
+        await eventually(lambda: nothing_is_leased(server))
+        await encode(server, "first", name, item(1))
+        assert await answer_of(first) == await expected(server, model)
+        if not kept:
+            gone = [(await following(second, "part_missing")).part_idx for _ in range(2)]
+            await encode(server, "second", name, *map(item, gone))
+        assert await answer_of(second) == await expected(server, model)
 
 
 async def test_two_workers_of_one_name_are_noticed(server: ServerProcess, model: LanguageOnlyModel, name: str) -> None:

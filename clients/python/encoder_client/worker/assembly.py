@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Self
 
 import grpc
 
 from encoder_client.embedding import Embedding
-from encoder_client.errors import EncoderClientError, EncoderError
+from encoder_client.errors import EncoderClientError, from_rpc_error
+from encoder_client.multimodal_embedding import MultiModalEmbedding
 from encoder_client.pool import EmbeddingPool, Reservation
 from encoder_client.worker.inbox import Arrival, PromptParts
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+from epd.encoder.v1.encoder_service_pb2 import AcquireRequest
 
 Missing = Callable[[int, EncoderClientError], Awaitable[None]]
 """Is told of a part that will not come from where it was sent, and why."""
@@ -21,8 +23,9 @@ Missing = Callable[[int, EncoderClientError], Awaitable[None]]
 class Assembly:
     """One prompt's embeddings. Use it as an async context manager: what was not taken over is let go at the end.
 
-    Space in the pool is reserved for all parts at once, as soon as the size of each is known, so that prompts that wait
-    for space hold none.
+    Space in the pool is reserved for all parts at once, as soon as the size of each is known. READY parts wait for it
+    with their leases, unless the pool stalls (:mod:`encoder_client.pool_stalls`): then these go back, and the
+    embeddings are asked for again, by ``Acquire``, when there is space.
 
     Args:
         parts: what arrives.
@@ -36,10 +39,15 @@ class Assembly:
         self._num_parts = num_parts
         self._pool = pool
         self._space_timeout = space_timeout
-        self._reservation: Reservation | None = None
-        self._reserved: set[int] = set()
+        self._prompt = MultiModalEmbedding(parts.id, num_parts)
+        self._layouts: dict[int, EmbeddingChunk] = {}
+        self._refused: set[tuple[int, str]] = set()
+        """Parts and requests whose LAYOUT does not fit."""
+        self._space: asyncio.Future[Reservation] | None = None
+        self._reserved = set(range(num_parts))
+        self._stalled = False
+        self._given_back: dict[int, Arrival] = {}
         self._reads: dict[int, asyncio.Task[Embedding]] = {}
-        self._embeddings: dict[int, Embedding] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,16 +56,17 @@ class Assembly:
         for read in self._reads.values():
             read.cancel()
         await asyncio.gather(*self._reads.values(), return_exceptions=True)
-        self._embeddings.clear()
-        if self._reservation is not None:
-            self._reservation.close()
+        self._reads.clear()
+        self._prompt.release()
+        if self._space is not None and not self._space.cancel() and self._space.exception() is None:
+            self._space.result().close()
 
     @property
     def layouts(self) -> list[EmbeddingChunk]:
         """LAYOUT of every part, in order."""
-        return [self._parts.layouts[part] for part in range(self._num_parts)]
+        return [self._layouts[part] for part in range(self._num_parts)]
 
-    async def collect(self, missing: Missing) -> list[Embedding]:
+    async def collect(self, missing: Missing) -> tuple[Embedding, ...]:
         """Waits until all parts have been read.
 
         Args:
@@ -69,79 +78,62 @@ class Assembly:
         Raises:
             PoolError: there is no space for them.
         """
-        while len(self._embeddings) < self._num_parts:
+        while True:
             self._parts.changed.clear()
+            await self._take_layouts(missing)
             await self._take_reads(missing)
-            if self._reservation is None and len(self._parts.layouts) == self._num_parts:
-                self._reservation = await self._reserve()
-                self._reserved = set(range(self._num_parts))
-            if self._reservation is not None:
-                await self._start_reads(missing)
+            if self._space is None and len(self._layouts) == self._num_parts:
+                sizes = [layout.nbytes for layout in self.layouts]
+                self._space = self._pool.ask(self._parts.id, sizes, self._space_timeout, self._stall)
+            if self._space is not None and self._space.done():
+                await self._ask_again(missing)
+                await self._start_reads(self._space.result(), missing)
+            elif self._stalled:
+                self._given_back |= self._parts.ready
+                self._parts.ready.clear()
+                await give_back(self._given_back.values())
             for part in list(self._parts.faults):
                 error = self._parts.faults.pop(part)
-                if part not in self._reads and part not in self._embeddings:
+                if part in self._prompt.missing and part not in self._reads:
                     await missing(part, error)
-            if len(self._embeddings) < self._num_parts:
-                await self._something()
-        return [self._embeddings[part] for part in range(self._num_parts)]
+            if self._prompt.complete:
+                return self._prompt.parts()
+            await self._something()
 
-    async def _reserve(self) -> Reservation:
-        """Waits for space. If the pool stalls meanwhile, READY parts go back unread, and must be sent again."""
-        changed, stalled = self._parts.changed, asyncio.Event()
+    def _stall(self) -> None:
+        self._stalled = True
+        self._parts.changed.set()
 
-        def stall() -> None:
-            stalled.set()
-            changed.set()
+    async def _take_layouts(self, missing: Missing) -> None:
+        for part in sorted(self._parts.layouts.keys() - self._layouts.keys()):
+            layout = self._parts.layouts[part]
+            try:
+                self._prompt.expect(layout)
+            except EncoderClientError as error:
+                # The part may come again, and then right.
+                del self._parts.layouts[part]
+                self._refused.add((part, layout.request_id))
+                await missing(part, error)
+            else:
+                self._layouts[part] = layout
 
-        sizes = [layout.nbytes for layout in self.layouts]
-        space = self._pool.ask(self._parts.id, sizes, self._space_timeout, stall)
-        space.add_done_callback(lambda _: changed.set())
-        try:
-            while not space.done():
-                changed.clear()
-                if stalled.is_set():
-                    await self._give_back()
-                await changed.wait()
-        finally:
-            space.cancel()
-        return space.result()
-
-    async def _give_back(self) -> None:
-        arrivals = list(self._parts.ready.items())
-        self._parts.ready.clear()
-        for part, _ in arrivals:
-            self._parts.faults[part] = EncoderError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, "the worker had no memory for it, and gave its lease back"
-            )
-        await unread([arrival for _, arrival in arrivals])
-
-    async def _start_reads(self, missing: Missing) -> None:
-        assert self._reservation is not None
-        for part in sorted(self._parts.ready):
+    async def _start_reads(self, space: Reservation, missing: Missing) -> None:
+        for part in sorted(self._parts.ready.keys() - self._reads.keys()):
             arrival = self._parts.ready.pop(part)
-            fault = self._fault_of(part, arrival.chunk)
-            if fault is not None or part in self._reads or part in self._embeddings:
-                await arrival.client.abandon([arrival.chunk])
-                if fault is not None:
-                    await missing(part, fault)
-                continue
-            if part in self._reserved:
+            try:
+                wanted = part in self._layouts and self._prompt.wants(arrival.chunk)
+            except EncoderClientError as error:
+                wanted = False
+                if (part, arrival.chunk.request_id) not in self._refused:
+                    await missing(part, error)
+            if not wanted:
+                await give_back([arrival])
+            elif part in self._reserved:
                 self._reserved.discard(part)
-                read = arrival.client.read_into(arrival.chunk, self._reservation.take(part, arrival.chunk.nbytes))
+                slot = space.take(part, arrival.chunk.nbytes)
+                self._reads[part] = asyncio.create_task(arrival.client.read_into(arrival.chunk, slot))
             else:  # its space went with a read that failed
-                read = arrival.client.read(arrival.chunk)
-            self._reads[part] = asyncio.create_task(read)
-
-    def _fault_of(self, part: int, chunk: EmbeddingChunk) -> EncoderError | None:
-        """Why a READY part cannot be used with what is known of the prompt."""
-        layout = self._parts.layouts.get(part)
-        if layout is None or chunk.num_parts != self._num_parts:
-            return _unfit(f"it was sent as one of {chunk.num_parts} parts, and the prompt has {self._num_parts}")
-        if (chunk.nbytes, chunk.token_count) > (layout.nbytes, layout.token_count):
-            return _unfit("it was sent twice, with different media")
-        if chunk.compatibility_fingerprint != self._parts.layouts[0].compatibility_fingerprint:
-            return _unfit("other weights, dtype, preprocessing or width made it than another part of the prompt")
-        return None
+                self._reads[part] = asyncio.create_task(arrival.client.read(arrival.chunk))
 
     async def _take_reads(self, missing: Missing) -> None:
         for part, read in list(self._reads.items()):
@@ -149,23 +141,37 @@ class Assembly:
                 continue
             del self._reads[part]
             try:
-                self._embeddings[part] = read.result()
+                self._prompt.add(read.result())
             except EncoderClientError as error:
-                await missing(part, error)
+                if part not in self._parts.ready:  # else it came again meanwhile
+                    await missing(part, error)
+
+    async def _ask_again(self, missing: Missing) -> None:
+        """Leases again what was given back. The answers come by the subscriptions, as everything does."""
+        while self._given_back:
+            part, arrival = self._given_back.popitem()
+            chunk = arrival.chunk
+            request = AcquireRequest(
+                content_key=chunk.content_key, receivers=[arrival.client.receiver], prompt_id=chunk.prompt_id,
+                part_idx=part, num_parts=chunk.num_parts,
+            )  # fmt: skip
+            try:
+                await arrival.client.stub.acquire(request, timeout=arrival.client.read_timeout)
+            except grpc.aio.AioRpcError as error:
+                await missing(part, from_rpc_error(error))
 
     async def _something(self) -> None:
-        """Waits until a part arrives or has been read."""
+        """Waits until a part arrives or has been read, or there is space."""
         changed = asyncio.create_task(self._parts.changed.wait())
+        waits: set[asyncio.Future[object]] = {changed, *self._reads.values()}  # type: ignore[arg-type] # only waited for
+        if self._space is not None and not self._space.done():
+            waits.add(self._space)  # type: ignore[arg-type]
         try:
-            await asyncio.wait({changed, *self._reads.values()}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             changed.cancel()
 
 
-def unread(arrivals: list[Arrival]) -> Awaitable[object]:
-    """Gives back the leases of parts that nobody will read."""
-    return asyncio.gather(*(arrival.client.abandon([arrival.chunk]) for arrival in arrivals))
-
-
-def _unfit(message: str) -> EncoderError:
-    return EncoderError(grpc.StatusCode.FAILED_PRECONDITION, message)
+async def give_back(arrivals: Iterable[Arrival]) -> None:
+    """Gives back the leases of parts that nobody will read, or not now."""
+    await asyncio.gather(*(arrival.client.abandon([arrival.chunk]) for arrival in arrivals))

@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from encoder_client.client import EncoderClient
 from encoder_client.errors import EncoderClientError
 from encoder_client.pool import EmbeddingPool
-from encoder_client.worker.assembly import unread
+from encoder_client.worker.assembly import give_back
 from encoder_client.worker.inbox import Inbox
 from encoder_client.worker.servicer import SERVICE, LanguageModel, LanguageServicer
 from epd.language.v1.language_service_pb2_grpc import add_LanguageServiceServicer_to_server
@@ -147,7 +147,7 @@ class WorkerServer:
     async def _follow(self, client: EncoderClient) -> None:
         async with client.subscribe() as subscription:
             async for event in subscription:
-                await unread(self._inbox.take(client, event))
+                await give_back(self._inbox.take(client, event))
 
 
 def _is_loopback(listen: str) -> bool:

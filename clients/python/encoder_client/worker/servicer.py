@@ -16,7 +16,7 @@ from google.rpc.status_pb2 import Status
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderClientError, EncoderError, PoolError
 from encoder_client.pool import EmbeddingPool
-from encoder_client.worker.assembly import Assembly, unread
+from encoder_client.worker.assembly import Assembly, give_back
 from encoder_client.worker.generation import GenerationThread
 from encoder_client.worker.inbox import Inbox
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
@@ -114,7 +114,7 @@ class LanguageServicer(LanguageServiceServicer):
                 async with Assembly(parts, num_parts, self._pool, self._space_timeout) as assembly:
                     await self._answer(messages, assembly, request.max_new_tokens, context)
             finally:
-                await unread(self._inbox.close(parts))
+                await give_back(self._inbox.close(parts))
         except RefusedError as error:
             await context.abort(error.code, error.message)
         except PoolError as error:
