@@ -17,6 +17,7 @@ import pytest
 
 from encoder_client import (
     Embedding,
+    EmbeddingPool,
     EncoderClient,
     EncoderError,
     Layout,
@@ -385,6 +386,29 @@ async def test_a_serialised_chunk_is_redeemed_by_a_third_process(
         (data,) = await third.line()
         assert bytes.fromhex(data) == mine.numpy().tobytes()
         assert await leases_of(server) == 0
+
+
+async def test_what_a_full_pool_made_a_receiver_ask_for_again_is_not_told_as_something_new(
+    server: ServerProcess, name: str
+) -> None:
+    pool = EmbeddingPool(1 << 20, patience=0.05)
+    async with (
+        EncoderClient(server.target, receiver=name, transports=["inline"], pool=pool) as client,
+        client.subscribe() as subscription,
+        EncoderClient(server.target, transports=["inline"]) as router,
+    ):
+        await following(subscription, Synced)
+        async with router.encode([ITEM], prompt_id="waits", receivers=[name]) as call:
+            assert [type(event).__name__ async for event in call][-1] == "Complete"
+        chunk = await ready_of(subscription)
+        async with await pool.reserve("before", [1 << 20]):
+            read = asyncio.create_task(client.read(chunk))
+            await eventually(lambda: is_empty(server))
+        assert np.isfinite((await read).numpy()).all()
+        await encode(server.target, [name], prompt_id="next")
+        following_chunk = await ready_of(subscription)
+        assert following_chunk.prompt_id == "next"
+        await client.abandon([following_chunk])
 
 
 async def test_a_client_without_a_name_cannot_subscribe(server: ServerProcess) -> None:

@@ -147,9 +147,10 @@ class PartReads:
         return await self._read(again, space.take(index, again.nbytes))
 
     async def _lease_again(self, chunk: EmbeddingChunk) -> EmbeddingChunk:
+        # For the caller of Acquire: what is leased to a named receiver is told on its subscription, too.
         request = AcquireRequest(
             content_key=chunk.content_key,
-            receivers=[self._client.receiver],
+            receivers=[""],
             prompt_id=chunk.prompt_id,
             part_idx=chunk.part_idx,
             num_parts=chunk.num_parts,
@@ -160,6 +161,8 @@ class PartReads:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         again.request_id = chunk.request_id
+        for lease in again.leases:
+            lease.receiver_id = self._client.receiver
         return again
 
 
