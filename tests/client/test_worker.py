@@ -275,7 +275,7 @@ async def test_embeddings_larger_than_the_pool_are_told(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_prompt_that_waits_for_a_full_pool_gives_its_leases_back_and_asks_again(
+async def test_f38_a_prompt_that_waits_for_a_full_pool_gives_its_leases_back_and_asks_again(
     server: ServerProcess, model: LanguageOnlyModel, name: str, kept: bool
 ) -> None:
     """The pool has room for one prompt, which waits for its other part; the next one's embeddings are READY."""
