@@ -307,9 +307,11 @@ def layout(nbytes: int = 128) -> EmbeddingChunk:
 
 
 def item_inputs(nbytes: int = 64, patches: int = 4, frames: int = 0) -> list[ModelInput]:
-    """What the towers take of an item; with ``frames`` of sound it is a video, whose two inputs share the bytes."""
+    """What the towers take of an item; one with patches and frames of sound is a video, whose inputs share the bytes."""
     if not frames:
         return [model_input(nbytes, patches)]
+    if not patches:
+        return [model_input(nbytes, frames, Tower.TOWER_AUDIO)]
     pictures = ModelInput(nbytes=nbytes // 2, patches=patches, tower=Tower.TOWER_VISION, matrices=1)
     sound = ModelInput(nbytes=nbytes, patches=frames, tower=Tower.TOWER_AUDIO, matrices=1, grid_dim=[frames])
     return [pictures, sound]

@@ -335,6 +335,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), outcome=st.sampled_from(OUTCOMES))
     def release_late(self, data: st.DataObject, outcome: ReadOutcome) -> None:
         lease = one_of(data, self.released)
+        # What is due would happen with the release, and be taken for its doing.
+        self.scheduler.tick(self.brain.now)
         live = {engine.index: engine.slots.live for engine in self.brain.engines}
         alive = len(self.scheduler.leases)
         ((before, after),) = self.scheduler.release([(lease, outcome)], self.brain.now)

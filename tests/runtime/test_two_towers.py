@@ -55,19 +55,23 @@ def test_each_half_is_batched_with_its_like() -> None:
     callers = films(brain, 2)
     callers.append(brain.submit(encode_command("image", prompt_id="image")))
     brain.prepare_all(patches=5)
+    callers.append(brain.submit(encode_command("sound", prompt_id="sound")))
+    brain.prepare_all(patches=0, frames=6)
     brain.finish_batch()
     assert [len(batch) for batch in brain.hands.batch_parts()] == [3]
     assert towers(brain) == [VISION]
     brain.finish_batch()
     assert callers[2].completed is not None
     assert [caller.completed for caller in callers[:2]] == [None, None], "the sound is not there yet"
+    assert [len(batch) for batch in brain.hands.batch_parts()] == [3]
     assert towers(brain) == [AUDIO]
     brain.finish_batch()
     for caller in callers[:2]:
         timings = caller.chunk().timings
         assert (timings.batch_items, timings.batch_patches) == (3, 13), "those of the pictures"
         release(brain, caller)
-    release(brain, callers[2])
+    for caller in callers[2:]:
+        release(brain, caller)
     brain.assert_empty()
 
 
