@@ -30,7 +30,7 @@ from encoder_svc.errors import SetupError
 
 ENVIRONMENT_PREFIX = "ENCODER_SVC_"
 
-Group = Literal["Model", "Listening", "Resources", "Limits", "Fetching", "Leases", "Mooncake", "Operation"]
+Group = Literal["Model", "Listening", "Resources", "Limits", "Fetching", "Leases", "Transports", "Operation"]
 
 
 def _field(group: Group, default: Any, description: str, **bounds: Any) -> Any:
@@ -164,15 +164,34 @@ class Settings(BaseModel):
     lease_seconds: Seconds = _field("Leases", 60.0, "life of a lease when the caller names none")
     max_lease_seconds: Seconds = _field("Leases", 600.0, "longest life of a lease")
 
+    shared_memory: bool = _field("Transports", True, "let processes of this host and user read the arena in place")
+    shared_memory_folder: Path | None = _field(
+        "Transports", None, "folder for the sockets that hand out arenas; the one of temporary files if none is given"
+    )
     mooncake: Literal["auto", "on", "off"] = _field(
-        "Mooncake",
+        "Transports",
         "auto",
         "serve embeddings by Mooncake; auto does where it loads and the server listens on loopback "
         "only, since Mooncake lets any peer that reaches its port read and write the arena",
     )
-    mooncake_host: str = _field("Mooncake", "", "address that peers reach this host by; empty takes the advertised one")
-    mooncake_protocol: Literal["tcp", "rdma"] = _field("Mooncake", "tcp", "how Mooncake moves bytes")
-    mooncake_devices: str = _field("Mooncake", "", "RDMA devices, with commas between them; empty takes all")
+    mooncake_host: str = _field(
+        "Transports", "", "address that peers reach this host by; empty takes the advertised one"
+    )
+    mooncake_protocol: Literal["tcp", "rdma"] = _field("Transports", "tcp", "how Mooncake moves bytes")
+    mooncake_devices: str = _field("Transports", "", "RDMA devices, with commas between them; empty takes all")
+    zeromq: Literal["auto", "on", "off"] = _field(
+        "Transports", "auto", "serve embeddings by ZeroMQ; auto does where the server listens on loopback only"
+    )
+    zeromq_listen: str = _field(
+        "Transports",
+        "",
+        "HOST:PORT of the first engine's ZeroMQ socket; the next engine takes the next port; port 0 takes free ones; "
+        "empty takes the host of --listen and free ports",
+    )
+    zeromq_host: str = _field("Transports", "", "address that peers reach this host by; empty takes the advertised one")
+    zeromq_curve_key: Path | None = _field(
+        "Transports", None, "file with a CURVE key pair (encoder.key_secret): ZeroMQ then encrypts what travels"
+    )
 
     start_seconds: Seconds = _field("Operation", 600.0, "time in which an engine must be ready")
     restart_seconds: Seconds = _field(
@@ -184,7 +203,7 @@ class Settings(BaseModel):
     drain_seconds: Seconds = _field("Operation", 10.0, "time that admitted work has to end after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = _field("Operation", "info", "least severity of log lines")
 
-    @field_validator("listen", "advertise", "metrics_listen")
+    @field_validator("listen", "advertise", "metrics_listen", "zeromq_listen")
     @classmethod
     def _is_host_and_port(cls, value: str) -> str:
         if value:
@@ -227,6 +246,12 @@ class Settings(BaseModel):
                 f"listening on {self.listen} would serve other hosts without TLS; give --tls-certificate and --tls-key"
                 ", or --allow-insecure if the network is trusted, or listen on 127.0.0.1"
             )
+        zeromq_listen = self.zeromq_listen or self.listen
+        if self.zeromq == "on" and not (_is_loopback(zeromq_listen) or self.zeromq_curve_key or self.allow_insecure):
+            raise ValueError(
+                f"ZeroMQ on {zeromq_listen} would serve other hosts unencrypted; give --zeromq-curve-key, or "
+                "--allow-insecure if the network is trusted, or --zeromq-listen 127.0.0.1:0"
+            )
         if self.max_lease_seconds < self.lease_seconds:
             raise ValueError("max_lease_seconds is less than lease_seconds")
         if self.max_inline_bytes >= self.max_message_bytes:
@@ -242,13 +267,17 @@ class Settings(BaseModel):
     @property
     def listens_on_loopback(self) -> bool:
         """Only processes of this host can connect."""
-        host, _ = split_address(self.listen)
-        if host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return _is_loopback(self.listen)
+
+
+def _is_loopback(address: str) -> bool:
+    host, _ = split_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _names_device(name: str) -> bool:

@@ -7,6 +7,7 @@ default container) does not bound them, only the memory of the machine or contai
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 
@@ -36,8 +37,10 @@ class SharedMemory:
             name: shown in ``/proc/<pid>/maps``.
             size: bytes, at least 1.
         """
-        descriptor = os.memfd_create(f"encoder-svc:{name}", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(f"encoder-svc:{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, size)
+        # Nobody can take pages away from those who map it, which would kill them (SIGBUS).
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return cls(descriptor, size)
 
     @property

@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from encoder_svc.child import FrontLink, without_collection
+from encoder_svc.engine.slot_places import SlotPlaces
 from encoder_svc.errors import SetupError
 from encoder_svc.shared_memory import SharedMemory
+from epd import slot_header
 from epd.internal.v1.engine_pb2 import (
     BatchDone,
     BatchStarted,
@@ -64,9 +67,12 @@ class ForwardThread(threading.Thread):
         self._link = link
         self._batches: queue.SimpleQueue[RunBatch] = queue.SimpleQueue()
         self._loading = Loading()
+        self._places = SlotPlaces()
 
     def enqueue(self, batch: RunBatch) -> None:
         """Runs a batch after those that came before. Called from any thread."""
+        for item in batch.items:
+            self._places.add(item.payload_offset - slot_header.SIZE, item.nbytes)
         self._batches.put(batch)
 
     def run(self) -> None:
@@ -93,11 +99,12 @@ class ForwardThread(threading.Thread):
         from encoder_svc.engine.serving import serve_arena
 
         # Before the thread gets nicer: the threads of Mooncake, which serve readers during a forward, inherit that too.
-        service = serve_arena(self._arena, asked.mooncake if asked.HasField("mooncake") else None)
+        boot_id = secrets.token_hex(16)
+        service = serve_arena(self._arena, self._places, boot_id, asked)
         if asked.device == "cpu":
             # On Linux niceness belongs to a thread; the OpenMP workers that this one starts inherit it.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        return load_engine(asked, self._input_arena, self._arena, service, self._tell_progress)
+        return load_engine(asked, self._input_arena, self._arena, boot_id, service, self._tell_progress)
 
     def _tell_progress(self, step: str, fraction: float) -> None:
         told = self._loading

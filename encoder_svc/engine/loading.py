@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import logging
-import secrets
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -46,6 +45,7 @@ def load_engine(
     configuration: ConfigureEngine,
     input_arena: SharedMemory,
     arena: SharedMemory,
+    boot_id: str,
     service: ArenaService,
     progress: Progress,
 ) -> LoadedEngine:
@@ -55,6 +55,7 @@ def load_engine(
         configuration: the model and the device.
         input_arena: where the model's inputs will be.
         arena: where the slots will be.
+        boot_id: of this life of the engine.
         service: how the arena is served.
         progress: told how far it is.
 
@@ -73,11 +74,10 @@ def load_engine(
     _warm_up(adapter, tower)
     versions = _versions()
     ready = EngineReady(
-        boot_id=secrets.token_hex(16),
+        boot_id=boot_id,
         model=_describe(Path(configuration.model).resolve().name, adapter, tower, versions),
         transports=service.transports,
-        mooncake_session=service.mooncake_session,
-        arena_address=arena.address,
+        locators=service.locators,
         versions=versions,
     )
     return LoadedEngine(runner, ready)

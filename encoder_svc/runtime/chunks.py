@@ -19,7 +19,6 @@ from epd.encoder.v1.embedding_pb2 import (
     EncoderRef,
     InlineLocator,
     Locator,
-    MooncakeLocator,
 )
 from epd.internal.v1.engine_pb2 import EngineReady
 
@@ -30,7 +29,6 @@ class ChunkWriter:
 
     instance_id: str
     grpc_target: str
-    mooncake_protocol: str
 
     @cached_property
     def encoder(self) -> EncoderRef:
@@ -102,19 +100,26 @@ class ChunkWriter:
 
     def _locators(self, slot: Slot, engine: EngineReady) -> list[Locator]:
         """Where a slot can be read, the fastest way first."""
-        locators = [Locator(inline=InlineLocator())]
-        if engine.mooncake_session:
-            location = MooncakeLocator(
-                session=engine.mooncake_session,
-                address=engine.arena_address + slot.payload_offset,
-                protocol=self.mooncake_protocol,
-            )
-            locators.insert(0, Locator(mooncake=location))
-        return locators
+        locators = [_placed(locator, slot.offset) for locator in engine.locators]
+        return [*locators, Locator(inline=InlineLocator())]
 
 
 _READABLE = ("generation", "slot_key", "locators")
 """What tells where a slot is read."""
+
+
+def _placed(arena: Locator, offset: int) -> Locator:
+    """From where the arena begins to where the slot does whose header is at ``offset``."""
+    locator = Locator()
+    locator.CopyFrom(arena)
+    match locator.WhichOneof("location"):
+        case "shared_memory":
+            locator.shared_memory.slot_offset += offset
+        case "mooncake":
+            locator.mooncake.address += offset
+        case "zeromq":
+            locator.zeromq.slot_offset += offset
+    return locator
 
 
 def _copy(layout: EmbeddingChunk) -> EmbeddingChunk:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from encoder_svc.runtime.rules import Rules
 from encoder_svc.settings import Settings, split_address
 from encoder_svc.shared_memory import SharedMemory
-from epd.internal.v1.engine_pb2 import ConfigureEngine, MooncakeSettings
+from epd.internal.v1.engine_pb2 import ConfigureEngine
 from epd.internal.v1.media_worker_pb2 import ConfigureMedia, MediaLimits, Tower
 
 _BATCH_PATCHES = {"cpu": 2048, "cuda": 16_384}
@@ -82,12 +84,21 @@ def configure_media(settings: Settings, serving: Serving, input_arena: SharedMem
 
 
 def configure_engine(
-    settings: Settings, serving: Serving, device: str, input_arena: SharedMemory, arena: SharedMemory
+    settings: Settings, serving: Serving, index: int, input_arena: SharedMemory, arena: SharedMemory, socket: Path
 ) -> ConfigureEngine:
-    """What an engine is told."""
+    """What an engine is told.
+
+    Args:
+        settings: everything that can be set.
+        serving: what was decided from them.
+        index: the engine's place among the engines.
+        input_arena: where the model's inputs are.
+        arena: the engine's own.
+        socket: where it hands out its arena to processes of this host.
+    """
     configuration = ConfigureEngine(
         model=str(settings.model),
-        device=device,
+        device=serving.devices[index],
         dtype=serving.dtype,
         threads=settings.engine_threads,
         input_arena_fd=input_arena.descriptor,
@@ -97,9 +108,22 @@ def configure_engine(
         log_level=settings.log_level,
         model_options=settings.options,
     )
-    if settings.mooncake == "on" or (settings.mooncake == "auto" and settings.listens_on_loopback):
-        host = settings.mooncake_host or split_address(serving.grpc_target)[0]
-        configuration.mooncake.CopyFrom(
-            MooncakeSettings(host=host, protocol=settings.mooncake_protocol, devices=settings.mooncake_devices)
-        )
+    reached_at = split_address(serving.grpc_target)[0]
+    if settings.shared_memory:
+        configuration.shared_memory.socket_path = str(socket)
+    if _is_on(settings.mooncake, settings):
+        configuration.mooncake.host = settings.mooncake_host or reached_at
+        configuration.mooncake.protocol = settings.mooncake_protocol
+        configuration.mooncake.devices = settings.mooncake_devices
+    if _is_on(settings.zeromq, settings):
+        zeromq = configuration.zeromq
+        zeromq.listen, port = split_address(settings.zeromq_listen or f"{split_address(settings.listen)[0]}:0")
+        zeromq.port = port + index if port else 0
+        zeromq.host = settings.zeromq_host or reached_at
+        if settings.zeromq_curve_key is not None:
+            zeromq.curve_key = str(settings.zeromq_curve_key)
     return configuration
+
+
+def _is_on(setting: Literal["auto", "on", "off"], settings: Settings) -> bool:
+    return setting == "on" or (setting == "auto" and settings.listens_on_loopback)

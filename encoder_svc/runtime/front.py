@@ -12,6 +12,7 @@ from typing import Self
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
 from encoder_svc.runtime import leases as lease_table
+from encoder_svc.runtime.arena_sockets import ArenaSockets
 from encoder_svc.runtime.batcher import Batcher
 from encoder_svc.runtime.chunks import ChunkWriter
 from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, SubscribeCommand
@@ -112,7 +113,6 @@ class Front:
         self._arenas = [
             SharedMemory.create(f"arena-{index}", settings.arena_bytes) for index in range(len(serving.devices))
         ]
-        placed = list(enumerate(zip(serving.devices, self._arenas, strict=True)))
         tables = [
             Engine(
                 index,
@@ -120,11 +120,12 @@ class Front:
                 SlotTable(index, arena.view),
                 Batcher(batch_budgets(settings, device), settings.batch_window_seconds),
             )
-            for index, (device, arena) in placed
+            for index, (device, arena) in enumerate(zip(serving.devices, self._arenas, strict=True))
         ]
         self._sources = MediaSources(fetcher, self.now, self.changed)
         self.instance_id = secrets.token_hex(16)
-        chunks = ChunkWriter(self.instance_id, serving.grpc_target, settings.mooncake_protocol)
+        self._sockets = ArenaSockets(settings.shared_memory_folder, self.instance_id)
+        chunks = ChunkWriter(self.instance_id, serving.grpc_target)
         self.scheduler = Scheduler(rules(settings), tables, self, chunks, observer)
         media_configuration = configure_media(settings, serving, self._input_arena)
         self._media_workers = [
@@ -134,16 +135,17 @@ class Front:
         self._engines = [
             EngineProcess(
                 index,
-                configure_engine(settings, serving, device, self._input_arena, arena),
+                configure_engine(settings, serving, index, self._input_arena, arena, self._sockets.path(index)),
                 self.scheduler,
                 self.now,
                 self.changed,
                 self._fail,
             )
-            for index, (device, arena) in placed
+            for index, arena in enumerate(self._arenas)
         ]
 
     async def __aenter__(self) -> Self:
+        self._sockets.remove_leftovers()
         shared = self._input_arena.descriptor
         for worker in self._media_workers:
             name = f"media worker {worker.index}"
@@ -165,6 +167,7 @@ class Front:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
+        self._sockets.remove()
         for block in (self._input_arena, *self._arenas):
             block.close()
 

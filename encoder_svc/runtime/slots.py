@@ -14,8 +14,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
-from encoder_svc.runtime import slot_header
 from encoder_svc.runtime.allocator import ALIGNMENT, Allocator
+from epd import slot_header
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 _EVICTION_CANDIDATES = 8

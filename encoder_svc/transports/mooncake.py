@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from encoder_svc.shared_memory import SharedMemory
+from encoder_svc.transports import TransportUnavailableError
+from epd import slot_header
+from epd.encoder.v1.embedding_pb2 import Locator, MooncakeLocator
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +41,6 @@ _NOT_INSTALLED = (
 )
 
 
-class TransportUnavailableError(Exception):
-    """A transport cannot serve here. The message says why, and what to do."""
-
-
 @dataclass(frozen=True)
 class MooncakeServer:
     """An engine of Mooncake that serves one registered arena, for the life of the process."""
@@ -50,8 +49,17 @@ class MooncakeServer:
     """What peers open: ``host:port``."""
     address: int
     """The arena's first byte, as peers name it."""
+    protocol: str
+    """``tcp`` or ``rdma``."""
     engine: Any
     """Mooncake's ``TransferEngine``. It must stay alive as long as the arena is served."""
+
+    @property
+    def locator(self) -> Locator:
+        """See :class:`~encoder_svc.transports.TransportServer`."""
+        # Mooncake reads payloads: a slot's header is before the address.
+        address = self.address + slot_header.SIZE
+        return Locator(mooncake=MooncakeLocator(session=self.session, address=address, protocol=self.protocol))
 
 
 def load_mooncake() -> Any:
@@ -101,7 +109,7 @@ def serve_by_mooncake(arena: SharedMemory, host: str, protocol: str, devices: st
             f"Mooncake cannot register the arena of {arena.size} bytes"
             + ("; raise the limit of locked memory (ulimit -l)" if protocol == "rdma" else "")
         )
-    return MooncakeServer(f"{host}:{engine.get_rpc_port()}", arena.address, engine)
+    return MooncakeServer(f"{host}:{engine.get_rpc_port()}", arena.address, protocol, engine)
 
 
 def _check_address(host: str, protocol: str, devices: str) -> None:

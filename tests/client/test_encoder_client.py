@@ -94,24 +94,29 @@ async def test_without_layouts(server: ServerProcess) -> None:
     assert embedding.numpy().shape[0] == 20
 
 
-async def test_mooncake_and_inline_deliver_the_same_bytes(server: ServerProcess) -> None:
+async def test_all_transports_deliver_the_same_bytes_and_the_fastest_goes_first(server: ServerProcess) -> None:
     async with EncoderClient(server.target) as client:
-        assert client.transports == ("mooncake", "inline")
-        async with client.encode([image(PHOTO)]) as call:
-            [by_mooncake] = await call.embeddings()
-        async with client.encode([image(PHOTO)]) as call:
-            [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
-            by_inline = await client.read(chunk, transports=("inline",))
-        assert by_mooncake.transport == "mooncake"
-        assert by_inline.transport == "inline"
-        np.testing.assert_array_equal(by_mooncake.numpy(), by_inline.numpy())
-        assert np.abs(by_mooncake.numpy()).max() > 0.1
+        assert client.transports == ("shared_memory", "mooncake", "zeromq", "inline")
+        read = []
+        for transports in ((), *((name,) for name in client.transports)):
+            async with client.encode([image(PHOTO)]) as call:
+                [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
+                read.append(await client.read(chunk, transports=transports))
+        assert [embedding.transport for embedding in read] == ["shared_memory", *client.transports]
+        for embedding in read[1:]:
+            np.testing.assert_array_equal(embedding.numpy(), read[0].numpy())
+        assert np.abs(read[0].numpy()).max() > 0.1
+        statistics = client.transport_statistics
+        assert [statistics[name].reads for name in client.transports] == [2, 1, 1, 1]
+        assert statistics["zeromq"].nbytes == read[0].nbytes
+        assert not any(one.failures or one.avoided for one in statistics.values())
         assert await leased_bytes(client) == 0
 
 
-async def test_many_reads_at_once_by_mooncake(server: ServerProcess) -> None:
+@pytest.mark.parametrize("transport", ["shared_memory", "mooncake", "zeromq"])
+async def test_many_reads_at_once(server: ServerProcess, transport: str) -> None:
     pool = EmbeddingPool(8 << 20)
-    async with EncoderClient(server.target, pool=pool) as client:
+    async with EncoderClient(server.target, pool=pool, transports=(transport,)) as client:
         async with client.encode([image(SMALL)]) as call:
             [expected] = await call.embeddings()
 
@@ -123,7 +128,7 @@ async def test_many_reads_at_once_by_mooncake(server: ServerProcess) -> None:
                 return small.transport
 
         transports = await asyncio.gather(*(one(112 + 28 * (n % 5)) for n in range(16)))
-        assert set(transports) == {"mooncake"}
+        assert set(transports) == {transport}
         assert await leased_bytes(client) == 0
         expected.release()
         gc.collect()
@@ -254,7 +259,8 @@ def stopped(process: object) -> Iterator[None]:
 async def test_an_engine_that_hangs_during_a_transfer_does_not_hold_the_reader(
     server: ServerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with EncoderClient(server.target, read_timeout=1.0) as client:
+    transports = ("mooncake", "zeromq", "inline")
+    async with EncoderClient(server.target, read_timeout=2.0, transports=transports) as client:
         async with client.encode([image(SMALL)]) as call:
             [expected] = await call.embeddings()
         async with client.encode([image(SMALL)]) as call:
@@ -263,8 +269,13 @@ async def test_an_engine_that_hangs_during_a_transfer_does_not_hold_the_reader(
             [another] = [event.chunk async for event in call if isinstance(event, Ready)]
         with stopped(server.engine()):
             embedding = await client.read(chunk)
+            statistics = client.transport_statistics
             at_once = await client.read(another)
-        assert "an earlier transfer still hangs" in caplog.text  # the second read did not wait behind it
+        for name in ("mooncake", "zeromq"):
+            assert f"{name} did not deliver part 0" in caplog.text
+            assert (statistics[name].failures, statistics[name].avoided) == (1, 1)
+        # The second read did not wait behind them.
+        assert client.transport_statistics["zeromq"].failures == 1
         for read in (embedding, at_once):
             assert read.transport == "inline"
             np.testing.assert_array_equal(read.numpy(), expected.numpy())
@@ -273,15 +284,18 @@ async def test_an_engine_that_hangs_during_a_transfer_does_not_hold_the_reader(
 async def test_an_engine_that_died_after_ready_costs_the_read_and_no_more(start_server: StartServer) -> None:
     server = start_server(mooncake="on")
     async with EncoderClient(server.target) as client:
-        async with client.encode([image(SMALL)]) as call:
-            [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
+        chunks = []
+        for _ in client.transports:
+            async with client.encode([image(SMALL)]) as call:
+                chunks += [event.chunk async for event in call if isinstance(event, Ready)]
         server.engine().kill()
 
         async def nothing_is_leased() -> bool:
             return (await client.server_info()).load.leases == 0
 
         await eventually(nothing_is_leased)
-        with pytest.raises(ReadError):
-            await client.read(chunk)
+        for chunk, transport in zip(chunks, client.transports, strict=True):
+            with pytest.raises(ReadError):
+                await client.read(chunk, transports=(transport,))
         gc.collect()
         assert client.pool.statistics.slots == 0

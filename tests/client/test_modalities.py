@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from encoder_client import EncoderClient, Ready
+from encoder_client.transports import TRANSPORTS
 from encoder_svc.checkpoints.writer import write_checkpoint
 from encoder_svc.models.registry import open_adapter
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
@@ -24,7 +25,6 @@ from tests.photograph import photo
 from tests.rpc.metrics_page import batches
 from tests.server_process import ServerProcess
 
-TRANSPORTS = ("mooncake", "inline")
 TOLERANCE = 1e-4
 
 

@@ -21,4 +21,4 @@ def test_the_readmes_example_runs(mooncake_server: ServerProcess, tmp_path: Path
     answer = subprocess.run(
         [sys.executable, script, mooncake_server.target, file], check=True, capture_output=True, text=True, timeout=120
     )
-    assert answer.stdout == "part 0 will have 20 rows\n(20, 256) by mooncake\n"
+    assert answer.stdout == "part 0 will have 20 rows\n(20, 256) by shared_memory\n"

@@ -20,7 +20,7 @@ from encoder_svc.models.adapter import Adapter, Tower, TowerInput
 from encoder_svc.models.registry import open_adapter
 from encoder_svc.shared_memory import SharedMemory
 from encoder_svc.tensors import tensor_view
-from epd.encoder.v1.embedding_pb2 import ChecksumAlgorithm, Transport
+from epd.encoder.v1.embedding_pb2 import ChecksumAlgorithm, MooncakeLocator, Transport
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from epd.internal.v1.engine_pb2 import (
     BatchDone,
@@ -158,7 +158,7 @@ def test_it_tells_what_it_loaded(ready: EngineReady, bench: Bench, tower: Tower)
     assert ready.model.cache_namespace != ready.model.compatibility_fingerprint
     assert ready.model.weights == tower.weights
     assert {"encoder-svc", "torch", "transformers", "mooncake"} <= set(ready.versions)
-    assert ready.arena_address > 0
+    assert [locator.WhichOneof("location") for locator in ready.locators] == ["mooncake"]
 
 
 def test_only_the_forward_is_nice(child: Child[EngineReport]) -> None:
@@ -250,11 +250,19 @@ for argument in sys.argv[2:]:
 """
 
 
+def mooncake(ready: EngineReady) -> MooncakeLocator:
+    """Where Mooncake reads the arena."""
+    (locator,) = (locator.mooncake for locator in ready.locators if locator.HasField("mooncake"))
+    return locator
+
+
 def read_by_mooncake(ready: EngineReady, items: Sequence[BatchItem]) -> list[int]:
     """Checksums of the slots as a process of its own reads them."""
-    slots = [f"{ready.arena_address + item.payload_offset}:{item.nbytes}" for item in items]
+    place = mooncake(ready)
+    # A locator names the payload of the slot at the arena's start, 64 bytes behind its header.
+    slots = [f"{place.address + item.payload_offset - 64}:{item.nbytes}" for item in items]
     result = subprocess.run(
-        [sys.executable, "-c", READER, ready.mooncake_session, *slots],
+        [sys.executable, "-c", READER, place.session, *slots],
         capture_output=True,
         text=True,
         check=True,
@@ -286,7 +294,7 @@ def test_f41_two_engines_on_one_address_are_two(
     configuration = configure_engine(tiny_checkpoint, other.input_arena, other.arena)
     with engine(configuration, other.input_arena, other.arena) as (second, report):
         assert report.ready.boot_id != ready.boot_id
-        assert report.ready.mooncake_session != ready.mooncake_session
+        assert mooncake(report.ready).session != mooncake(ready).session
         assert report.ready.model == ready.model
         mine, theirs = bench.item(1, Pixels(56, 56, seed=1)), other.item(1, Pixels(56, 56, seed=2))
         first = run(child, [mine]).items[0].checksum.value
@@ -304,13 +312,13 @@ def test_f43_it_starts_without_mooncake_and_says_why(bench: Bench, tmp_path: Pat
     # Nor does this family's engine need what takes longest to import.
     (tmp_path / "transformers.py").write_text('raise ImportError("not needed")')
     configuration = configure_engine(bench.checkpoint, bench.input_arena, bench.arena)
-    environment = {"PYTHONPATH": str(tmp_path)}
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     with engine(configuration, bench.input_arena, bench.arena, environment) as (child, report):
         transports = {info.transport: info for info in report.ready.transports}
         assert transports[Transport.TRANSPORT_INLINE].available
         assert not transports[Transport.TRANSPORT_MOONCAKE].available
         assert "apt-get install libibverbs1" in transports[Transport.TRANSPORT_MOONCAKE].reason
-        assert not report.ready.mooncake_session
+        assert not report.ready.locators
         assert not run(child, [bench.item(0, Pixels(56, 56))]).items[0].reason
 
 

@@ -406,7 +406,7 @@ class Brain:
             for index, arena in enumerate(self.arenas)
         ]
         self.rules = replace(RULES, **rules)  # type: ignore[arg-type] # the test names fields of Rules
-        writer = ChunkWriter("1" * 32, "127.0.0.1:1", "tcp")
+        writer = ChunkWriter("1" * 32, "127.0.0.1:1")
         self.scheduler = Scheduler(self.rules, self.engines, self.hands, writer, self.observer)
         if started:
             for index in range(engines):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from encoder_svc.errors import Reason, ServiceError
-from encoder_svc.runtime import slot_header
 from encoder_svc.runtime.commands import CancelCommand, EncodeCommand, ItemCommand
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.events import Accepted, ChunkEvent, Completed, PartCancelled
 from encoder_svc.runtime.leases import LeaseState
 from encoder_svc.runtime.parts import PartState
 from encoder_svc.runtime.slots import footprint
+from epd import slot_header
 from epd.encoder.v1.embedding_pb2 import ChecksumAlgorithm, ChunkState
 from epd.encoder.v1.encoder_service_pb2 import ReadOutcome
 from epd.encoder.v1.media_pb2 import MediaItem, Modality

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from encoder_svc.errors import Reason, ServiceError
-from encoder_svc.runtime import slot_header
 from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, ItemCommand
 from encoder_svc.runtime.computations import Computation
 from encoder_svc.runtime.content_names import name_content
@@ -27,6 +26,7 @@ from encoder_svc.runtime.parts import Part, PartState
 from encoder_svc.runtime.requests import Request
 from encoder_svc.runtime.slots import ContentName, SlotState
 from encoder_svc.runtime.uploads import Upload
+from epd import slot_header
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy, ReadOutcome
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from epd.internal.v1.engine_pb2 import BatchDone

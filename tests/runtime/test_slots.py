@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder_svc.runtime import slot_header
 from encoder_svc.runtime.slots import SlotState, SlotTable, footprint
+from epd import slot_header
 from tests.runtime.recording_hands import layout
 
 

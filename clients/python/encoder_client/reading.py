@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from time import monotonic
 
 from encoder_client import chunk_checks
@@ -13,8 +13,9 @@ from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderError, ReadError
 from encoder_client.pool import Slot
 from encoder_client.releases import ReleaseBatcher
-from encoder_client.transports import Reader, TransferStuckError, TransportError
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
+from encoder_client.transport_choice import TransportChoice
+from encoder_client.transports import SlotClosedError, TransferStuckError, TransportError
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant
 from epd.encoder.v1.encoder_service_pb2 import LeaseState, ReadOutcome
 
 logger = logging.getLogger("encoder_client")
@@ -26,16 +27,23 @@ class ChunkReader:
     """Reads chunks of one server.
 
     Args:
-        readers: the transports that may be used, by name, the preferred first.
+        choice: the client's transports.
+        names: of those that may be used, the preferred first.
         receiver: whose leases are used.
         expected_fingerprint: 32 bytes, or empty for any.
         releases: where leases of the server are given back.
     """
 
     def __init__(
-        self, readers: Mapping[str, Reader], receiver: str, expected_fingerprint: bytes, releases: ReleaseBatcher
+        self,
+        choice: TransportChoice,
+        names: Sequence[str],
+        receiver: str,
+        expected_fingerprint: bytes,
+        releases: ReleaseBatcher,
     ) -> None:
-        self._readers = readers
+        self._choice = choice
+        self._names = names
         self._receiver = receiver
         self._expected_fingerprint = expected_fingerprint
         self._releases = releases
@@ -43,13 +51,15 @@ class ChunkReader:
     async def read(self, chunk: EmbeddingChunk, slot: Slot, timeout: float) -> Embedding:
         """Reads one embedding and gives its lease back, however the read ends.
 
-        A transport that fails is followed by the next. Bytes that are damaged are read once more, by the next transport
-        if there is one; the encoder is told in either case, so that it checks its own copy.
+        A transport that fails is followed by the next, and avoided at that engine for a while. Bytes that are damaged
+        are read once more, by the next transport if there is one; the encoder is told in either case, so that it checks
+        its own copy.
 
         Args:
             chunk: READY.
             slot: its memory, ``chunk.nbytes`` bytes.
-            timeout: seconds that each transport may take.
+            timeout: seconds that all transports may take together. One that is followed by others gets half of what is
+                left.
 
         Raises:
             ChunkError: the chunk must not be used.
@@ -78,31 +88,44 @@ class ChunkReader:
         self, chunk: EmbeddingChunk, lease: LeaseGrant, slot: Slot, timeout: float
     ) -> tuple[str | None, Slot, ReadOutcome]:
         """Tries the transports. Returns the one that delivered good bytes, where, and what to tell the encoder."""
-        locators = {locator.WhichOneof("location"): locator for locator in chunk.locators}
-        usable = [(reader, locators[name]) for name, reader in self._readers.items() if name in locators]
-        if not usable:
-            offered = ", ".join(sorted(str(name) for name in locators))
+        tries = self._choice.order(self._names, chunk, monotonic())
+        if not tries:
+            offered = ", ".join(sorted(str(locator.WhichOneof("location")) for locator in chunk.locators))
             raise ReadError(f"part {chunk.part_idx} can be read by {offered} only, which this client cannot")
+        if len(tries) == 1:
+            tries *= 2
         checksum = checksum_function(chunk.checksum.algorithm)
-        tries: list[tuple[Reader, Locator]] = usable if len(usable) > 1 else usable * 2
+        end = monotonic() + timeout
         corrupt = 0
-        for reader, locator in tries:
+        for number, (reader, locator) in enumerate(tries, start=1):
+            left = max(end - monotonic(), 0.0)
             try:
-                await reader.read(chunk, locator, lease, slot, timeout)
+                await reader.read(chunk, locator, lease, slot, left if number == len(tries) else left / 2)
+            except SlotClosedError:
+                raise ReadError(f"the encoder does not hold part {chunk.part_idx} any more; ask for it again") from None
             except TransportError as error:
                 if isinstance(error, TransferStuckError):
                     slot = Slot.outside(chunk.nbytes)
                 # The text, not the error: its traceback would keep the slot for as long as the log record lives.
-                logger.warning("%s did not deliver part %d: %s", reader.name, chunk.part_idx, str(error))
+                self._note_failure(reader.name, chunk, f"did not deliver part {chunk.part_idx}: {error}")
                 continue
-            if checksum is None or checksum(slot.view[: chunk.nbytes]) == chunk.checksum.value:
+            if (
+                not reader.needs_checksum
+                or checksum is None
+                or checksum(slot.view[: chunk.nbytes]) == chunk.checksum.value
+            ):
+                self._choice.delivered(reader.name, chunk)
                 outcome = ReadOutcome.READ_OUTCOME_CORRUPT if corrupt else ReadOutcome.READ_OUTCOME_OK
                 return reader.name, slot, outcome
-            logger.warning("the bytes of part %d that %s delivered are damaged", chunk.part_idx, reader.name)
+            self._note_failure(reader.name, chunk, f"delivered part {chunk.part_idx} damaged")
             corrupt += 1
             if corrupt == 2:
                 break
         return None, slot, ReadOutcome.READ_OUTCOME_CORRUPT if corrupt else ReadOutcome.READ_OUTCOME_TRANSPORT_FAILED
+
+    def _note_failure(self, name: str, chunk: EmbeddingChunk, fault: str) -> None:
+        pause = self._choice.failed(name, chunk, monotonic())
+        logger.warning("%s %s; others go first for %.0f s", name, fault, pause)
 
     async def _confirm(self, chunk: EmbeddingChunk, lease: LeaseGrant, outcome: ReadOutcome) -> None:
         """Releases the lease: only the answer tells that nobody reused the memory during the read."""

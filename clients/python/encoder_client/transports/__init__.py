@@ -7,9 +7,16 @@ from typing import Protocol
 from encoder_client.pool import Slot
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 
+TRANSPORTS = ("shared_memory", "mooncake", "zeromq", "inline")
+"""All, the preferred first."""
+
 
 class TransportError(Exception):
     """A transport did not deliver. The message is for the log; another transport may do better."""
+
+
+class SlotClosedError(TransportError):
+    """The slot is not what it was: its lease has ended, or its engine. No transport can deliver it any more."""
 
 
 class TransferStuckError(TransportError):
@@ -22,6 +29,15 @@ class Reader(Protocol):
     @property
     def name(self) -> str:
         """Its name, that of its locator in the contract: ``inline``, ``mooncake``, ..."""
+        ...
+
+    @property
+    def needs_checksum(self) -> bool:
+        """What it delivers must be compared with the chunk's checksum: it came over a network."""
+        ...
+
+    def reaches(self, locator: Locator) -> bool:
+        """What the locator names can be reached from here, as far as that is known without a try."""
         ...
 
     async def read(
@@ -40,6 +56,7 @@ class Reader(Protocol):
         Raises:
             TransportError: the bytes did not come, or not as many.
             TransferStuckError: they may still come.
+            SlotClosedError: the encoder's memory is used for something else by now.
         """
         ...
 

@@ -22,9 +22,14 @@ class InlineReader:
     """
 
     name = "inline"
+    needs_checksum = True
 
     def __init__(self, stub_of: Callable[[EncoderRef], EncoderStub]) -> None:
         self._stub_of = stub_of
+
+    def reaches(self, locator: Locator) -> bool:
+        """See :class:`~encoder_client.transports.Reader`."""
+        return True
 
     async def read(
         self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float

@@ -81,6 +81,7 @@ class MooncakeReader:
     """
 
     name = "mooncake"
+    needs_checksum = True
 
     def __init__(self, pool: EmbeddingPool, host: str = "", devices: str = "") -> None:
         # glog reads these when the library is loaded; by default it writes every connection to stderr.
@@ -96,6 +97,10 @@ class MooncakeReader:
         self._transfers: SimpleQueue[_Transfer | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._stuck: _Transfer | None = None
+
+    def reaches(self, locator: Locator) -> bool:
+        """See :class:`~encoder_client.transports.Reader`."""
+        return not self._protocol or locator.mooncake.protocol == self._protocol
 
     async def read(
         self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float

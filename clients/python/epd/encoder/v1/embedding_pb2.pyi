@@ -172,12 +172,14 @@ class MooncakeLocator(_message.Message):
     def __init__(self, session: _Optional[str] = ..., address: _Optional[int] = ..., protocol: _Optional[str] = ...) -> None: ...
 
 class ZeroMqLocator(_message.Message):
-    __slots__ = ("endpoint", "curve_public_key")
+    __slots__ = ("endpoint", "curve_public_key", "slot_offset")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     CURVE_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    SLOT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     endpoint: str
     curve_public_key: bytes
-    def __init__(self, endpoint: _Optional[str] = ..., curve_public_key: _Optional[bytes] = ...) -> None: ...
+    slot_offset: int
+    def __init__(self, endpoint: _Optional[str] = ..., curve_public_key: _Optional[bytes] = ..., slot_offset: _Optional[int] = ...) -> None: ...
 
 class SharedMemoryLocator(_message.Message):
     __slots__ = ("host_boot_id", "socket_path", "slot_offset")

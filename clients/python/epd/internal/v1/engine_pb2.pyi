@@ -39,7 +39,7 @@ class EngineReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[_media_worker_pb2.ChildHello, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., started: _Optional[_Union[BatchStarted, _Mapping]] = ..., done: _Optional[_Union[BatchDone, _Mapping]] = ..., verified: _Optional[_Union[SlotVerified, _Mapping]] = ..., child_failed: _Optional[_Union[_media_worker_pb2.ChildFailed, _Mapping]] = ...) -> None: ...
 
 class ConfigureEngine(_message.Message):
-    __slots__ = ("model", "device", "dtype", "threads", "input_arena_fd", "input_arena_bytes", "arena_fd", "arena_bytes", "mooncake", "log_level", "model_options")
+    __slots__ = ("model", "device", "dtype", "threads", "input_arena_fd", "input_arena_bytes", "arena_fd", "arena_bytes", "mooncake", "log_level", "model_options", "shared_memory", "zeromq")
     class ModelOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,8 @@ class ConfigureEngine(_message.Message):
     MOONCAKE_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    ZEROMQ_FIELD_NUMBER: _ClassVar[int]
     model: str
     device: str
     dtype: str
@@ -69,7 +71,15 @@ class ConfigureEngine(_message.Message):
     mooncake: MooncakeSettings
     log_level: str
     model_options: _containers.ScalarMap[str, str]
-    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., threads: _Optional[int] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., mooncake: _Optional[_Union[MooncakeSettings, _Mapping]] = ..., log_level: _Optional[str] = ..., model_options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    shared_memory: SharedMemorySettings
+    zeromq: ZeroMqSettings
+    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., threads: _Optional[int] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., mooncake: _Optional[_Union[MooncakeSettings, _Mapping]] = ..., log_level: _Optional[str] = ..., model_options: _Optional[_Mapping[str, str]] = ..., shared_memory: _Optional[_Union[SharedMemorySettings, _Mapping]] = ..., zeromq: _Optional[_Union[ZeroMqSettings, _Mapping]] = ...) -> None: ...
+
+class SharedMemorySettings(_message.Message):
+    __slots__ = ("socket_path",)
+    SOCKET_PATH_FIELD_NUMBER: _ClassVar[int]
+    socket_path: str
+    def __init__(self, socket_path: _Optional[str] = ...) -> None: ...
 
 class MooncakeSettings(_message.Message):
     __slots__ = ("host", "protocol", "devices")
@@ -81,6 +91,18 @@ class MooncakeSettings(_message.Message):
     devices: str
     def __init__(self, host: _Optional[str] = ..., protocol: _Optional[str] = ..., devices: _Optional[str] = ...) -> None: ...
 
+class ZeroMqSettings(_message.Message):
+    __slots__ = ("listen", "port", "host", "curve_key")
+    LISTEN_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    CURVE_KEY_FIELD_NUMBER: _ClassVar[int]
+    listen: str
+    port: int
+    host: str
+    curve_key: str
+    def __init__(self, listen: _Optional[str] = ..., port: _Optional[int] = ..., host: _Optional[str] = ..., curve_key: _Optional[str] = ...) -> None: ...
+
 class Loading(_message.Message):
     __slots__ = ("step", "fraction")
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -90,7 +112,7 @@ class Loading(_message.Message):
     def __init__(self, step: _Optional[str] = ..., fraction: _Optional[float] = ...) -> None: ...
 
 class EngineReady(_message.Message):
-    __slots__ = ("boot_id", "model", "transports", "mooncake_session", "arena_address", "versions")
+    __slots__ = ("boot_id", "model", "transports", "locators", "versions")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -101,16 +123,14 @@ class EngineReady(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
-    MOONCAKE_SESSION_FIELD_NUMBER: _ClassVar[int]
-    ARENA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LOCATORS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     model: _encoder_service_pb2.ModelInfo
     transports: _containers.RepeatedCompositeFieldContainer[_encoder_service_pb2.TransportInfo]
-    mooncake_session: str
-    arena_address: int
+    locators: _containers.RepeatedCompositeFieldContainer[_embedding_pb2.Locator]
     versions: _containers.ScalarMap[str, str]
-    def __init__(self, boot_id: _Optional[str] = ..., model: _Optional[_Union[_encoder_service_pb2.ModelInfo, _Mapping]] = ..., transports: _Optional[_Iterable[_Union[_encoder_service_pb2.TransportInfo, _Mapping]]] = ..., mooncake_session: _Optional[str] = ..., arena_address: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, boot_id: _Optional[str] = ..., model: _Optional[_Union[_encoder_service_pb2.ModelInfo, _Mapping]] = ..., transports: _Optional[_Iterable[_Union[_encoder_service_pb2.TransportInfo, _Mapping]]] = ..., locators: _Optional[_Iterable[_Union[_embedding_pb2.Locator, _Mapping]]] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RunBatch(_message.Message):
     __slots__ = ("batch", "items")

@@ -14,6 +14,7 @@ All numbers are little-endian::
 from __future__ import annotations
 
 import struct
+from hmac import compare_digest
 
 SIZE = 64
 _LAYOUT = struct.Struct("<8sQQQ16s16x")
@@ -38,3 +39,20 @@ def read_generation(arena: memoryview, offset: int) -> int:
     """The generation word of the slot at ``offset``."""
     generation: int = _GENERATION.unpack_from(arena, offset + _GENERATION_OFFSET)[0]
     return generation
+
+
+def is_open(arena: memoryview, offset: int, generation: int, nbytes: int, key: bytes) -> bool:
+    """The slot at ``offset`` is the named one, may be read, and lies inside the arena.
+
+    Args:
+        arena: all of it.
+        offset: of the header, in bytes.
+        generation: of the slot, not 0.
+        nbytes: of the payload.
+        key: of the slot, 16 bytes.
+    """
+    if not generation or offset % SIZE or offset + SIZE + nbytes > len(arena):
+        return False
+    magic, held, length, _, secret = _LAYOUT.unpack_from(arena, offset)
+    same = (magic, held, length) == (_MAGIC, generation, nbytes)
+    return same and compare_digest(secret, key)

@@ -1,0 +1,119 @@
+"""An encoder's arena as this process sees it: mapped once for each life of an engine, for reading only."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import socket
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from encoder_client.pool import Slot
+from encoder_client.transports import SlotClosedError, TransportError
+from epd import arena_socket, slot_header
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+
+_HOST_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MADV_POPULATE_READ = 22  # linux/mman.h, since 5.14; on an older kernel nothing happens
+
+
+def host_boot_id() -> str:
+    """Names this boot of this host; empty if the system does not tell."""
+    try:
+        return _HOST_BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class MappedArena:
+    """The arena of one life of an engine.
+
+    Args:
+        descriptor: of the arena; owned by this object from now on.
+        nbytes: its size.
+        connection: to the engine. Its end is the arena's: nobody writes there any more.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int, connection: socket.socket) -> None:
+        self.descriptor = descriptor
+        self.connection = connection
+        self._map = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        self._view = memoryview(self._map)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+
+    @classmethod
+    def open(cls, path: str, boot_id: str, timeout: float) -> Self:
+        """Connects to an engine's socket and maps what it hands out. It waits for the engine.
+
+        Args:
+            path: of the socket.
+            boot_id: of the engine whose arena is wanted.
+            timeout: seconds, for each of two steps.
+
+        Raises:
+            TransportError: nobody is there, or another engine is.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        descriptors: list[int] = []
+        try:
+            connection.settimeout(timeout)
+            connection.connect(path)
+            message, descriptors, _, _ = socket.recv_fds(connection, arena_socket.SIZE, 1)
+            served, nbytes = arena_socket.parse(message)
+            if served != boot_id:
+                raise TransportError("another engine serves there, or another life of it")
+            if len(descriptors) != 1:
+                raise TransportError("the engine handed out no arena")
+            _check_file(descriptors[0], nbytes)
+            connection.setblocking(False)
+            return cls(descriptors[0], nbytes, connection)
+        except (OSError, ValueError, TransportError) as error:
+            connection.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if isinstance(error, TransportError):
+                raise
+            raise TransportError(f"the arena cannot be mapped: {error}") from None
+
+    def populate(self) -> None:
+        """Enters all pages into this process's tables, beside its other work.
+
+        A copy that meets its pages for the first time else takes up to twice as long. Pages that the encoder has not
+        used yet are taken from the system now.
+        """
+        # Not by `mmap.madvise` nor by MAP_POPULATE: both would hold the interpreter, half a second for a GiB.
+        address = self._bytes.__array_interface__["data"][0]
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(self._view)), _MADV_POPULATE_READ)
+
+    def check(self, chunk: EmbeddingChunk, slot_offset: int) -> None:
+        """Checks that the chunk's slot is there and may be read: before its bytes are looked at, and after.
+
+        Raises:
+            SlotClosedError: it is closed, or the place is used for another slot.
+        """
+        if not slot_header.is_open(self._view, slot_offset, chunk.generation, chunk.nbytes, chunk.slot_key):
+            raise SlotClosedError("the slot is not open any more")
+
+    def copy(self, chunk: EmbeddingChunk, slot_offset: int, slot: Slot) -> None:
+        """Copies a payload that was checked; others run meanwhile."""
+        start = slot_offset + slot_header.SIZE
+        np.copyto(np.frombuffer(slot.view, np.uint8, chunk.nbytes), self._bytes[start : start + chunk.nbytes])
+
+    def close(self) -> None:
+        """Lets go of the engine. The mapping goes when the last view of it does."""
+        self.connection.close()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _check_file(descriptor: int, nbytes: int) -> None:
+    if os.fstat(descriptor).st_size != nbytes:
+        raise TransportError("the arena is not as large as the engine says")
+    # A peer that cut the file would kill whoever reads where it was (SIGBUS).
+    if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise TransportError("the arena could be cut while it is mapped")

@@ -1,0 +1,96 @@
+"""From memory of the same host: the encoder's arena is mapped, and a slot is copied out of it.
+
+The word that says whether the slot is what it was is looked at before and after, so no checksum is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from functools import partial
+
+from encoder_client.pool import Slot
+from encoder_client.transports.mapped_arena import MappedArena, host_boot_id
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
+
+MOST_ARENAS = 64
+"""Arenas that are mapped at a time; of more, the one that was used least recently is let go."""
+COPIED_AT_ONCE = 8 << 20
+"""Bytes that are copied in the event loop, in about a millisecond. More go to a thread, which costs a little time."""
+
+
+class SharedMemoryReader:
+    """Reads arenas of engines of this host and user."""
+
+    name = "shared_memory"
+    needs_checksum = False
+
+    def __init__(self) -> None:
+        self._host = host_boot_id()
+        self._arenas: OrderedDict[str, MappedArena] = OrderedDict()
+        self._openings: dict[str, asyncio.Task[MappedArena]] = {}
+
+    def reaches(self, locator: Locator) -> bool:
+        """See :class:`~encoder_client.transports.Reader`: whether it is this host, by no address."""
+        return bool(self._host) and locator.shared_memory.host_boot_id == self._host
+
+    async def read(
+        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
+    ) -> None:
+        """See :class:`~encoder_client.transports.Reader`."""
+        place = locator.shared_memory
+        arena = await self.arena(chunk, locator, timeout)
+        arena.check(chunk, place.slot_offset)
+        if chunk.nbytes <= COPIED_AT_ONCE:
+            arena.copy(chunk, place.slot_offset, slot)
+        else:
+            # If this is cancelled meanwhile, the thread holds the slot until it has done with it.
+            await asyncio.get_running_loop().run_in_executor(None, arena.copy, chunk, place.slot_offset, slot)
+        arena.check(chunk, place.slot_offset)
+
+    async def arena(self, chunk: EmbeddingChunk, locator: Locator, timeout: float) -> MappedArena:
+        """The arena that a chunk's slot is in, mapped.
+
+        Raises:
+            TransportError: it cannot be had.
+        """
+        boot_id = chunk.encoder.engine_boot_id
+        arena = self._arenas.get(boot_id)
+        if arena is not None:
+            self._arenas.move_to_end(boot_id)
+            return arena
+        opening = self._openings.get(boot_id)
+        if opening is None:
+            opening = asyncio.create_task(self._open(boot_id, locator.shared_memory.socket_path, timeout))
+            self._openings[boot_id] = opening
+            opening.add_done_callback(partial(self._opened, boot_id))
+        # Others may wait for it too: whoever is cancelled leaves it to them.
+        return await asyncio.shield(opening)
+
+    async def _open(self, boot_id: str, path: str, timeout: float) -> MappedArena:
+        return await asyncio.to_thread(MappedArena.open, path, boot_id, timeout)
+
+    def _opened(self, boot_id: str, opening: asyncio.Task[MappedArena]) -> None:
+        del self._openings[boot_id]
+        if opening.cancelled() or opening.exception() is not None:
+            return
+        arena = opening.result()
+        self._arenas[boot_id] = arena
+        # It says nothing more, until it ends: then nothing keeps a dead engine's memory but views of it.
+        loop = asyncio.get_running_loop()
+        loop.add_reader(arena.connection, self._forget, boot_id)
+        loop.run_in_executor(None, arena.populate)
+        if len(self._arenas) > MOST_ARENAS:
+            self._forget(next(iter(self._arenas)))
+
+    def _forget(self, boot_id: str) -> None:
+        arena = self._arenas.pop(boot_id)
+        asyncio.get_running_loop().remove_reader(arena.connection)
+        arena.close()
+
+    def close(self) -> None:
+        """See :class:`~encoder_client.transports.Reader`."""
+        for opening in self._openings.values():
+            opening.cancel()
+        for boot_id in list(self._arenas):
+            self._forget(boot_id)

@@ -1,0 +1,147 @@
+"""An arena whose slots hold their numbers, served by a process as an engine does it, and changed as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from encoder_client import EmbeddingPool
+from encoder_client.transports import Reader
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
+
+SLOT_BYTES = (2 << 20) + 12_345
+"""Of a payload: more than two pieces of ZeroMQ's."""
+PLACE_BYTES = 3 << 20
+SLOTS = 4
+BOOT_ID = "ab" * 16
+
+PROGRAM = f"""
+import sys
+from pathlib import Path
+from encoder_svc.engine.slot_places import SlotPlaces
+from encoder_svc.shared_memory import SharedMemory
+from encoder_svc.transports.shared_memory import serve_by_shared_memory
+from encoder_svc.transports.zeromq import serve_by_zeromq
+from epd import slot_header
+
+socket, boot_id, listen, host, curve_key = sys.argv[1:]
+arena = SharedMemory.create("arena", {SLOTS * PLACE_BYTES})
+places = SlotPlaces()
+for index in range({SLOTS}):
+    places.add(index * {PLACE_BYTES}, {SLOT_BYTES})
+
+
+def fill(index, generation):
+    start = index * {PLACE_BYTES}
+    arena.view[start + 64 : start + 64 + {SLOT_BYTES}] = bytes([16 * index + generation]) * {SLOT_BYTES}
+    slot_header.open_slot(arena.view, start, generation, {SLOT_BYTES}, 0, bytes([index]) * 16)
+
+
+for index in range({SLOTS}):
+    fill(index, 1)
+servers = [
+    serve_by_shared_memory(arena, boot_id, Path(socket)),
+    serve_by_zeromq(arena, places.nbytes_at, listen, 0, host, Path(curve_key) if curve_key else None),
+]
+print(*(server.locator.SerializeToString().hex() for server in servers), flush=True)
+for line in sys.stdin:
+    command, *numbers = line.split()
+    match command:
+        case "close":
+            slot_header.close_slot(arena.view, int(numbers[0]) * {PLACE_BYTES})
+        case "fill":
+            slot_header.close_slot(arena.view, int(numbers[0]) * {PLACE_BYTES})
+            fill(*map(int, numbers))
+    print("done", flush=True)
+"""
+
+
+class ArenaPeer:
+    """The process.
+
+    Args:
+        socket: where it hands out its arena.
+        boot_id: what it calls itself.
+        curve_key: file with a CURVE key pair, or empty.
+        command: what runs its interpreter, such as in another network namespace.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        boot_id: str = BOOT_ID,
+        curve_key: str = "",
+        listen: str = "127.0.0.1",
+        command: tuple[str, ...] = (),
+    ) -> None:
+        self.boot_id = boot_id
+        self.process = subprocess.Popen(
+            [*command, sys.executable, "-c", PROGRAM, str(socket), boot_id, listen, listen, curve_key],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        locators = [Locator.FromString(bytes.fromhex(text)) for text in self.process.stdout.readline().split()]
+        self._locators = {locator.WhichOneof("location"): locator for locator in locators}
+
+    def tell(self, command: str) -> None:
+        """``close INDEX``, or ``fill INDEX GENERATION``; it has happened when this returns."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+    def locator(self, transport: str, index: int) -> Locator:
+        """Where a slot is read."""
+        locator = Locator()
+        locator.CopyFrom(self._locators[transport])
+        getattr(locator, transport).slot_offset += index * PLACE_BYTES
+        return locator
+
+    def chunk(self, index: int, generation: int = 1) -> EmbeddingChunk:
+        """What a reader needs to know of a slot."""
+        chunk = EmbeddingChunk(nbytes=SLOT_BYTES, generation=generation, slot_key=bytes([index]) * 16)
+        chunk.encoder.engine_boot_id = self.boot_id
+        return chunk
+
+    def stop(self) -> None:
+        """Holds the process where it is, until it gets a SIGCONT."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def arena_peer(folder: Path, boot_id: str = BOOT_ID, curve_key: str = "") -> Iterator[ArenaPeer]:
+    """A peer whose socket is in a new folder."""
+    peer = ArenaPeer(folder / "private" / "arena", boot_id, curve_key)
+    try:
+        yield peer
+    finally:
+        peer.close()
+
+
+def payload_digest(index: int, generation: int = 1) -> bytes:
+    """The SHA-256 of a slot's payload."""
+    return hashlib.sha256(bytes([16 * index + generation]) * SLOT_BYTES).digest()
+
+
+async def read(
+    reader: Reader, pool: EmbeddingPool, chunk: EmbeddingChunk, locator: Locator, timeout: float = 20.0
+) -> bytes:
+    """Reads one slot, lets go of its memory, and gives the SHA-256 of what came."""
+    slot = (await pool.reserve("prompt", [chunk.nbytes])).take(0)
+    await reader.read(chunk, locator, LeaseGrant(), slot, timeout)
+    return await asyncio.to_thread(lambda: hashlib.sha256(slot.view).digest())

@@ -1,0 +1,306 @@
+"""Reads of an arena by shared memory and by ZeroMQ: what is right, what has changed, and who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import gc
+import mmap
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.auth
+
+from encoder_client import EmbeddingPool
+from encoder_client.transports import Reader, SlotClosedError, TransportError
+from encoder_client.transports.shared_memory import SharedMemoryReader
+from encoder_client.transports.zeromq import ZeroMqReader
+from epd import arena_socket
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, Locator, SharedMemoryLocator, ZeroMqLocator
+from epd.zeromq_reads import MOST_ANSWERS, PIECE_BYTES, Request, State, parse_answer, write_answer, write_request
+from tests.client.arena_peer import SLOT_BYTES, SLOTS, ArenaPeer, arena_peer, payload_digest, read
+from tests.waiting import eventually
+
+POOL_BYTES = 64 << 20
+READERS: dict[str, Callable[[], Reader]] = {"shared_memory": SharedMemoryReader, "zeromq": ZeroMqReader}
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArenaPeer]:
+    """A peer for all tests that leave it as it was."""
+    with arena_peer(tmp_path_factory.mktemp("peer")) as peer:
+        yield peer
+
+
+@pytest.fixture(params=READERS)
+async def reader(request: pytest.FixtureRequest) -> Reader:
+    return READERS[request.param]()
+
+
+async def let_go(pool: EmbeddingPool) -> None:
+    """Nothing keeps a slot, once the loop has let go of the error that ended its read."""
+    await asyncio.sleep(0)
+    gc.collect()
+    assert pool.statistics.used == 0
+
+
+async def test_reads_at_the_same_time_do_not_mix(peer: ArenaPeer, reader: Reader) -> None:
+    pool = EmbeddingPool(POOL_BYTES)
+    reads = [
+        read(reader, pool, peer.chunk(index % SLOTS), peer.locator(reader.name, index % SLOTS)) for index in range(24)
+    ]
+    assert await asyncio.gather(*reads) == [payload_digest(index % SLOTS) for index in range(24)]
+    reader.close()
+    gc.collect()
+    assert pool.statistics.used == 0
+
+
+@pytest.mark.parametrize("wrong", ["key", "generation", "place"])
+async def test_f12_another_slot_than_was_leased_is_not_read(peer: ArenaPeer, reader: Reader, wrong: str) -> None:
+    chunk = peer.chunk(1, generation=2 if wrong == "generation" else 1)
+    if wrong == "key":
+        chunk.slot_key = bytes(16)
+    # Zeroes lie behind every payload here, and a header at no place but a slot's.
+    locator = peer.locator(reader.name, 1)
+    if wrong == "place":
+        getattr(locator, reader.name).slot_offset += 64
+    with pytest.raises(SlotClosedError):
+        await read(reader, EmbeddingPool(POOL_BYTES), chunk, locator)
+    reader.close()
+
+
+async def test_a_slot_outside_the_arena_is_not_read(peer: ArenaPeer, reader: Reader) -> None:
+    locator = peer.locator(reader.name, 1)
+    getattr(locator, reader.name).slot_offset = 1 << 63
+    with pytest.raises(SlotClosedError):
+        await read(reader, EmbeddingPool(POOL_BYTES), peer.chunk(1), locator)
+    reader.close()
+
+
+async def test_f12_a_slot_that_was_closed_or_used_again_is_not_read(tmp_path: Path, reader: Reader) -> None:
+    pool = EmbeddingPool(POOL_BYTES)
+    with arena_peer(tmp_path) as peer:
+        chunk, locator = peer.chunk(2), peer.locator(reader.name, 2)
+        assert await read(reader, pool, chunk, locator) == payload_digest(2)
+        peer.tell("close 2")
+        with pytest.raises(SlotClosedError):
+            await read(reader, pool, chunk, locator)
+        peer.tell("fill 2 5")
+        with pytest.raises(SlotClosedError):
+            await read(reader, pool, chunk, locator)
+        assert await read(reader, pool, peer.chunk(2, generation=5), locator) == payload_digest(2, 5)
+    reader.close()
+
+
+async def test_an_engine_that_is_gone_is_an_error_at_once(tmp_path: Path, reader: Reader) -> None:
+    pool = EmbeddingPool(POOL_BYTES)
+    with arena_peer(tmp_path) as peer:
+        assert await read(reader, pool, peer.chunk(0), peer.locator(reader.name, 0)) == payload_digest(0)
+        peer.process.kill()
+        peer.process.wait()
+        if reader.name == "shared_memory":
+            # Until its end is noticed, what is mapped is what it was.
+            arenas = reader._arenas  # type: ignore[attr-defined]
+            await eventually(lambda: not arenas)
+        for _ in range(2):
+            # The limit is the test's: far more than it takes, and far less than it would take to run into the read's.
+            async with asyncio.timeout(30):
+                with pytest.raises(TransportError):
+                    await read(reader, pool, peer.chunk(0), peer.locator(reader.name, 0), timeout=1000)
+    await let_go(pool)
+    reader.close()
+
+
+async def test_an_engine_that_hangs_costs_the_time_of_the_read(tmp_path: Path, reader: Reader) -> None:
+    pool = EmbeddingPool(POOL_BYTES)
+    with arena_peer(tmp_path) as peer:
+        peer.stop()
+        with pytest.raises(TransportError):
+            await read(reader, pool, peer.chunk(0), peer.locator(reader.name, 0), timeout=0.2)
+        await let_go(pool)
+        peer.process.send_signal(signal.SIGCONT)
+        assert await read(reader, pool, peer.chunk(0), peer.locator(reader.name, 0)) == payload_digest(0)
+    reader.close()
+
+
+async def test_a_read_that_is_cancelled_lets_go_and_the_next_one_is_right(peer: ArenaPeer, reader: Reader) -> None:
+    pool = EmbeddingPool(2 * SLOT_BYTES)
+    for _ in range(20):
+        task = asyncio.create_task(read(reader, pool, peer.chunk(3), peer.locator(reader.name, 3)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        del task
+        assert await read(reader, pool, peer.chunk(0), peer.locator(reader.name, 0)) == payload_digest(0)
+    reader.close()
+
+
+async def test_f41_two_engines_of_one_host_are_two(tmp_path: Path, reader: Reader) -> None:
+    """Each has its own slots under the same keys; a chunk of one, with the place of the other, is not read."""
+    pool = EmbeddingPool(POOL_BYTES)
+    with arena_peer(tmp_path / "one", "1" * 32) as one, arena_peer(tmp_path / "two", "2" * 32) as two:
+        one.tell("fill 0 2")
+        two.tell("fill 0 3")
+        for _ in range(2):
+            assert await read(reader, pool, one.chunk(0, 2), one.locator(reader.name, 0)) == payload_digest(0, 2)
+            assert await read(reader, pool, two.chunk(0, 3), two.locator(reader.name, 0)) == payload_digest(0, 3)
+        stranger = READERS[reader.name]()
+        with pytest.raises(TransportError):
+            await read(stranger, pool, one.chunk(0, 2), two.locator(reader.name, 0))
+        stranger.close()
+    reader.close()
+
+
+async def test_shared_memory_is_for_this_host_only(peer: ArenaPeer) -> None:
+    reader = SharedMemoryReader()
+    assert reader.reaches(peer.locator("shared_memory", 0))
+    elsewhere = peer.locator("shared_memory", 0)
+    elsewhere.shared_memory.host_boot_id = "7" * 36
+    assert not reader.reaches(elsewhere)
+    assert not reader.reaches(Locator(shared_memory=SharedMemoryLocator()))
+
+
+def test_a_receiver_cannot_write_the_arena(peer: ArenaPeer) -> None:
+    path = Path(peer.locator("shared_memory", 0).shared_memory.socket_path)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert path.stat().st_mode & 0o777 == 0o600
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(str(path))
+        message, (descriptor,), _, _ = socket.recv_fds(connection, 1024, 2)
+    boot_id, nbytes = arena_socket.parse(message)
+    assert boot_id == peer.boot_id
+    try:
+        with pytest.raises(PermissionError):
+            mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    finally:
+        os.close(descriptor)
+
+
+class Liar:
+    """A ROUTER that answers as a test says."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.socket: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+
+    def answer(self, *frames: bytes) -> None:
+        peer, request = self.socket.recv_multipart()
+        number = int.from_bytes(request[8:16], "little")
+        if not frames:
+            frames = (write_answer(Request(number, b"", 0, 0, 0, 100), State.OK),)
+        elif frames[0] == b"header":
+            frames = (write_answer(Request(number, b"", 0, 0, 0, 100), State.OK), *frames[1:])
+        self.socket.send_multipart([peer, *frames])
+
+    def close(self) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (),
+        (b"header", b"x" * 99),
+        (b"header", b"x" * 101),
+        (b"header", b"x" * 100, b"more"),
+        (b"header", b""),
+        (b"no answer at all",),
+        (b"", b"x" * 100),
+    ],
+    ids=["header only", "short", "long", "more frames", "empty", "other bytes", "no header"],
+)
+async def test_f14_a_peer_that_sends_other_bytes_than_were_asked_for(frames: tuple[bytes, ...]) -> None:
+    liar, reader, pool = Liar(), ZeroMqReader(), EmbeddingPool(1 << 20)
+    locator = Locator(zeromq=ZeroMqLocator(endpoint=f"tcp://127.0.0.1:{liar.port}"))
+    chunk = EmbeddingChunk(nbytes=100, generation=1, slot_key=bytes(16))
+    reading = asyncio.create_task(read(reader, pool, chunk, locator, timeout=1.0))
+    await asyncio.to_thread(liar.answer, *frames)
+    with pytest.raises(TransportError):
+        await reading
+    reader.close()
+    liar.close()
+
+
+async def test_curve_encrypts_and_refuses_who_does_not(tmp_path: Path) -> None:
+    zmq.auth.create_certificates(tmp_path, "encoder")
+    pool = EmbeddingPool(POOL_BYTES)
+    with arena_peer(tmp_path, curve_key=str(tmp_path / "encoder.key_secret")) as peer:
+        locator = peer.locator("zeromq", 1)
+        assert len(locator.zeromq.curve_public_key) == 32
+        reader = ZeroMqReader()
+        assert await read(reader, pool, peer.chunk(1), locator) == payload_digest(1)
+        locator.zeromq.curve_public_key = b""
+        with pytest.raises(TransportError):
+            await read(reader, pool, peer.chunk(1), locator, timeout=1.0)
+        reader.close()
+
+
+async def test_f39_a_peer_that_does_not_read_holds_nobody_up_and_is_owed_little(peer: ArenaPeer) -> None:
+    place = peer.locator("zeromq", 1).zeromq
+    context = zmq.Context()
+    greedy: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    greedy.linger = 0
+    greedy.rcvhwm = 1
+    greedy.connect(place.endpoint)
+    asked = 1000
+    for number in range(asked):
+        greedy.send(write_request(Request(number, bytes([1]) * 16, place.slot_offset, 1, 0, PIECE_BYTES)))
+    reader, pool = ZeroMqReader(), EmbeddingPool(POOL_BYTES)
+    for _ in range(3):
+        assert await read(reader, pool, peer.chunk(2), peer.locator("zeromq", 2)) == payload_digest(2)
+    reader.close()
+    answered = 0
+    while greedy.poll(500):
+        answer = parse_answer(greedy.recv_multipart()[0])
+        assert answer is not None
+        assert answer.state == State.OK
+        answered += 1
+    # What waited for it in the two hosts, and what the two systems held of it; all else was dropped.
+    assert answered < asked
+    assert answered >= MOST_ANSWERS
+    greedy.close()
+    context.term()
+
+
+@pytest.mark.parametrize("request_", [b"", b"x" * 64, b"EPDREAD1", b"EPDREAD1" + bytes(4096)])
+async def test_requests_of_no_form_are_not_answered_and_harm_nobody(peer: ArenaPeer, request_: bytes) -> None:
+    place = peer.locator("zeromq", 1).zeromq
+    context = zmq.Context()
+    stranger: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    stranger.linger = 0
+    stranger.connect(place.endpoint)
+    stranger.send(request_)
+    stranger.send_multipart([request_, request_])
+    # What does have the form is answered, and nothing outside a slot is read.
+    good = [
+        Request(1, bytes([1]) * 16, place.slot_offset, 1, SLOT_BYTES - 10, 10),
+        Request(2, bytes([1]) * 16, place.slot_offset, 1, SLOT_BYTES - 10, 11),
+        Request(3, bytes([1]) * 16, place.slot_offset, 1, 0, PIECE_BYTES + 1),
+        Request(4, bytes([1]) * 16, place.slot_offset, 1, (1 << 64) - 1, 1),
+        Request(5, bytes([1]) * 16, place.slot_offset, 1, 0, 0),
+    ]
+    if len(request_) <= 64:  # else the connection is closed
+        states = []
+        for request in good:
+            stranger.send(write_request(request))
+            frames = await asyncio.to_thread(stranger.recv_multipart)
+            answer = parse_answer(frames[0])
+            assert answer is not None
+            assert answer.number == request.number
+            states.append((answer.state, len(frames)))
+        assert states == [(State.OK, 2), *[(State.OUTSIDE, 1)] * 4]
+    stranger.close()
+    context.term()
+    reader = ZeroMqReader()
+    assert await read(reader, EmbeddingPool(POOL_BYTES), peer.chunk(0), peer.locator("zeromq", 0)) == payload_digest(0)
+    reader.close()
