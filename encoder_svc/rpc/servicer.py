@@ -42,6 +42,7 @@ from encoder_svc.runtime.uploads import Upload
 from encoder_svc.settings import Settings
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceServicer, add_EncoderServiceServicer_to_server
+from epd.fetch_pieces import write_piece
 
 SERVICE = pb.DESCRIPTOR.services_by_name["EncoderService"].full_name
 PIECE_BYTES = 1 << 20
@@ -107,7 +108,7 @@ class EncoderServicer(EncoderServiceServicer):
             )
         for offset in range(request.offset, end, PIECE_BYTES):
             view = self._runtime.read_slot(request.lease_id, offset, min(PIECE_BYTES, end - offset))
-            await context.write(pb.FetchResponse(data=bytes(view)))
+            await context.write(write_piece(view))
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         """Gives leases back."""
@@ -195,12 +196,15 @@ def add_encoder_servicer(servicer: EncoderServicer, server: Any) -> None:
     """Puts the handlers on a server, which takes the first that is added for a method.
 
     To gRPC ``Encode`` is a stream of requests as they came: on the wire that is no other thing than the one request of
-    the contract. For a single request, gRPC would keep both its bytes and its message until the call ends.
+    the contract. For a single request, gRPC would keep both its bytes and its message until the call ends. What
+    ``Fetch`` writes is serialised already.
     """
     encode = grpc.stream_stream_rpc_method_handler(
         servicer.Encode, response_serializer=pb.EncodeResponse.SerializeToString
     )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Encode": encode}),))
+    fetch = grpc.unary_stream_rpc_method_handler(servicer.Fetch, request_deserializer=pb.FetchRequest.FromString)
+    handlers = {"Encode": encode, "Fetch": fetch}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     add_EncoderServiceServicer_to_server(servicer, server)
 
 

@@ -12,6 +12,7 @@ from encoder_client.stub import EncoderStub
 from encoder_client.transports import TransportError
 from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef, LeaseGrant, Locator
+from epd.fetch_pieces import parse_piece
 
 
 class InlineReader:
@@ -39,11 +40,14 @@ class InlineReader:
         call = self._stub_of(chunk.encoder).fetch(service.FetchRequest(lease_id=lease.lease_id), timeout=timeout)
         try:
             async for piece in call:
-                end = position + len(piece.data)
+                data = parse_piece(piece)
+                end = position + len(data)
                 if end > chunk.nbytes:
                     raise TransportError(f"more than {chunk.nbytes} bytes came")
-                target[position:end] = piece.data
+                target[position:end] = data
                 position = end
+        except ValueError as error:
+            raise TransportError(str(error)) from None
         except grpc.aio.AioRpcError as error:
             raise TransportError(str(from_rpc_error(error))) from None
         finally:
