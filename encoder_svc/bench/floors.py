@@ -37,6 +37,24 @@ BATCHING_GAIN = Floor("at least", 0.97)
 RSS_SLOPE_BYTES_PER_REQUEST = Floor("at most", 200.0)
 RSS_REQUESTS = 2000
 """Fewer requests tell nothing of memory: what a process takes once is then larger than what it would leak."""
+TRANSPORT_RATIO = {
+    ("mooncake", 1 << 20): Floor("at least", 0.8),
+    ("mooncake", 8 << 20): Floor("at least", 0.88),
+    ("mooncake", 64 << 20): Floor("at least", 0.88),
+    ("zeromq", 1 << 20): Floor("at least", 0.6),
+    ("zeromq", 8 << 20): Floor("at least", 0.6),
+    ("zeromq", 64 << 20): Floor("at least", 0.6),
+    ("shared_memory", 1 << 20): Floor("at least", 0.85),
+    ("shared_memory", 8 << 20): Floor("at least", 0.85),
+    ("shared_memory", 64 << 20): Floor("at least", 0.85),
+    ("inline", 8 << 20): Floor("at least", 0.8),
+}
+"""By transport and bytes of an embedding, to the raw loop."""
+ZEROMQ_OVER_ONE_FRAME = Floor("at least", 1.0)
+ONE_FRAME_BYTES = 8 << 20
+"""From here on."""
+INLINE_GIGABYTES_PER_SECOND = Floor("at least", 0.8)
+INLINE_BYTES = 8 << 20
 NONE_LEFT = Floor("at most", 0.0)
 RECOVERY_SECONDS = Floor("at most", 10.0)
 RPC_BESIDE_FORWARD_P99_MS = Floor("at most", 15.0)

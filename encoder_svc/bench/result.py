@@ -265,11 +265,55 @@ class LoopResult(Result):
     """Behind each percentile, at least."""
 
 
+class TransportFigures(_Model):
+    """One transport at one size."""
+
+    transport: str
+    nbytes: int
+    """Of an embedding."""
+    gigabytes_per_second: float
+    """From the call until the bytes are in the pool, checked; the median of all reads."""
+    raw_gigabytes_per_second: float
+    """The median of the raw loop."""
+    ratio: float
+    checksum: bool
+    """It was computed and compared, within the time."""
+    milliseconds: float
+    """The median of all reads."""
+    raw_one_frame_gigabytes_per_second: float | None
+    """ZeroMQ only: a raw pair that sends the whole as one frame."""
+    ratio_to_one_frame: float | None
+
+    @property
+    def name(self) -> str:
+        """Transport and size, for people: ``mooncake 8 MiB``."""
+        return f"{self.transport} {shown_bytes(self.nbytes)}"
+
+
+class TransportResult(Result):
+    """``bench transport``."""
+
+    command: Literal["transport"] = "transport"
+    results: list[TransportFigures]
+
+    def figures(self) -> dict[str, Any]:
+        """By transport and size: floors name them so."""
+        return {
+            figures.name: figures.model_dump(exclude={"transport", "nbytes", "checksum"}, exclude_none=True)
+            for figures in self.results
+        }
+
+
 AnyResult = Annotated[
-    ThroughputResult | OverheadResult | BatchingResult | FairnessResult | SoakResult | LoopResult,
+    ThroughputResult | OverheadResult | BatchingResult | FairnessResult | SoakResult | LoopResult | TransportResult,
     Field(discriminator="command"),
 ]
 _ANY: TypeAdapter[AnyResult] = TypeAdapter(AnyResult)
+
+
+def shown_bytes(nbytes: int) -> str:
+    """A size for people."""
+    return f"{nbytes / (1 << 20):g} MiB" if nbytes >= 1 << 20 else f"{nbytes / 1024:g} KiB"
 
 
 def read_result(file: Path) -> AnyResult:

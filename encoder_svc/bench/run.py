@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from encoder_client import EmbeddingPool, EncoderClient
+from encoder_client.transports import TRANSPORTS
 from encoder_svc.bench.display import Display
 from encoder_svc.bench.machine import describe_machine
 from encoder_svc.bench.service import Service
@@ -18,12 +19,11 @@ from encoder_svc.bench.service import Service
 if TYPE_CHECKING:
     from encoder_svc.bench.large_requests import LargeRequests
     from encoder_svc.bench.plain_loop import PlainLoop
+    from encoder_svc.bench.transport_peer import TransportPeer
 
-Process = TypeVar("Process", "Service", "PlainLoop", "LargeRequests")
+Process = TypeVar("Process", "Service", "PlainLoop", "LargeRequests", "TransportPeer")
 
 POOL_BYTES = 256 << 20
-
-_TRANSPORTS = {"auto": ("mooncake", "inline"), "mooncake": ("mooncake",), "inline": ("inline",)}
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,55 @@ class Subject:
     threads: int
     """Of a forward, in the server and in the plain loop."""
     transport: str
-    """How rows are read: ``auto`` (Mooncake where it works), ``mooncake`` or ``inline``."""
+    """How rows are read: ``auto`` (the fastest that works), or one by its name."""
     settings: Mapping[str, str]
     """Other settings of the server, by their names."""
 
 
-class Run:
-    """One run of a sub-command.
+class Measurement:
+    """What every sub-command is given.
+
+    Args:
+        command_line: as it was called.
+        parameters: of the sub-command, by name.
+        display: shows how far it is.
+        threads: of a forward.
+    """
+
+    def __init__(
+        self, command_line: str, parameters: Mapping[str, str | int | float | bool], display: Display, threads: int
+    ) -> None:
+        self.display = display
+        self._command_line = command_line
+        self._parameters = dict(parameters)
+        self._started = datetime.now(UTC)
+        self._clock = time.monotonic()
+        self._machine = describe_machine(threads)
+
+    def start(self, stack: ExitStack, name: str, process: Process) -> Process:
+        """Enters a process that takes seconds to start, and shows that.
+
+        Args:
+            stack: whose end is the end of the process.
+            name: what it is, for people.
+            process: a context manager that gives itself.
+        """
+        with self.display.stage(f"starting {name}"):
+            return stack.enter_context(process)
+
+    def heading(self) -> dict[str, Any]:
+        """What every result begins with."""
+        return {
+            "command_line": self._command_line,
+            "started_at": self._started.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - self._clock, 1),
+            "machine": self._machine,
+            "parameters": self._parameters,
+        }
+
+
+class Run(Measurement):
+    """One run of a sub-command that measures a server.
 
     Args:
         subject: what is measured.
@@ -60,12 +102,15 @@ class Run:
         display: Display,
     ) -> None:
         self.subject = subject
-        self.display = display
-        self._command_line = command_line
-        self._parameters = dict(parameters)
-        self._started = datetime.now(UTC)
-        self._clock = time.monotonic()
-        self._machine = describe_machine(subject.threads)
+        of_subject: dict[str, str | int | float | bool] = {
+            "model": subject.model.name,
+            "dtype": subject.dtype,
+            "device": subject.device,
+            "threads": subject.threads,
+            "transport": subject.transport,
+            **{f"set.{name}": value for name, value in subject.settings.items()},
+        }
+        super().__init__(command_line, of_subject | dict(parameters), display, subject.threads)
 
     def service(self, **settings: str) -> Service:
         """A server for the subject.
@@ -80,47 +125,17 @@ class Run:
                 "dtype": subject.dtype,
                 "device": subject.device,
                 "engine_threads": str(subject.threads),
-                "mooncake": "off" if subject.transport == "inline" else "auto",
+                "mooncake": "auto" if subject.transport in ("auto", "mooncake") else "off",
                 **settings,
                 **subject.settings,
             }
         )
 
-    def start(self, stack: ExitStack, name: str, process: Process) -> Process:
-        """Enters a process that takes seconds to start, and shows that.
-
-        Args:
-            stack: whose end is the end of the process.
-            name: what it is, for people.
-            process: a context manager that gives itself.
-        """
-        with self.display.stage(f"starting {name}"):
-            return stack.enter_context(process)
-
     @property
     def transports(self) -> tuple[str, ...]:
         """By which rows are read, the preferred first."""
-        return _TRANSPORTS[self.subject.transport]
+        return TRANSPORTS if self.subject.transport == "auto" else (self.subject.transport,)
 
     def client(self, service: Service) -> EncoderClient:
         """A caller of a server."""
         return EncoderClient(service.target, pool=EmbeddingPool(POOL_BYTES), transports=self.transports)
-
-    def heading(self) -> dict[str, Any]:
-        """What every result begins with."""
-        subject = self.subject
-        return {
-            "command_line": self._command_line,
-            "started_at": self._started.isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - self._clock, 1),
-            "machine": self._machine,
-            "parameters": {
-                "model": subject.model.name,
-                "dtype": subject.dtype,
-                "device": subject.device,
-                "threads": subject.threads,
-                "transport": subject.transport,
-                **{f"set.{name}": value for name, value in subject.settings.items()},
-                **self._parameters,
-            },
-        }

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.console import Console
 
 from encoder_client import EncoderClientError
+from encoder_client.transports import TRANSPORTS
 from encoder_svc.bench.batching import BatchingOptions, measure_batching
 from encoder_svc.bench.display import Display, result_table
 from encoder_svc.bench.fairness import FairnessOptions, measure_fairness
@@ -26,10 +28,11 @@ from encoder_svc.bench.media import MEDIUM_NAMES, MediumName
 from encoder_svc.bench.overhead import OverheadOptions, measure_overhead
 from encoder_svc.bench.plot import require_matplotlib, write_plot
 from encoder_svc.bench.result import AnyResult, SoakResult
-from encoder_svc.bench.run import Run, Subject
+from encoder_svc.bench.run import Measurement, Run, Subject
 from encoder_svc.bench.service import cached_checkpoint, load_psutil
 from encoder_svc.bench.soak import SoakOptions, measure_soak
 from encoder_svc.bench.throughput import ThroughputOptions, measure_throughput
+from encoder_svc.bench.transport import TransportOptions, measure_transport
 from encoder_svc.cli.device import resolve_device
 from encoder_svc.errors import SetupError
 from encoder_svc.models.checkpoint import open_checkpoint
@@ -41,7 +44,8 @@ from epd.encoder.v1.media_pb2 import Modality
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-Measure = Callable[[Run, Any], Coroutine[Any, Any, AnyResult]]
+Measure = Callable[[Any, Any], Coroutine[Any, Any, AnyResult]]
+"""From a :class:`Run`, or a :class:`Measurement` where no server is measured, and the options of the sub-command."""
 
 DEFAULT_FAMILY = "qwen2_5_vl"
 
@@ -69,7 +73,9 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     benches = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
-    for add in (_add_throughput, _add_overhead, _add_batching, _add_fairness, _add_soak, _add_loop):
+    for add in (
+        _add_throughput, _add_overhead, _add_batching, _add_fairness, _add_soak, _add_loop, _add_transport
+    ):  # fmt: skip
         add(benches)
 
 
@@ -161,20 +167,43 @@ def _add_loop(benches: _SubParsersAction[argparse.ArgumentParser]) -> None:
     bench.set_defaults(options=lambda a: LoopOptions(a.requests, a.forward_seconds, a.streams, a.stream_bytes))
 
 
-def _add(
+def _add_transport(benches: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "reads by each transport, beside the bare loop of its library; needs no model"
+    bench = _add_bare(benches, "transport", text, measure_transport)
+    bench.add_argument(
+        "--transports", type=_transports, default=TRANSPORTS, metavar="NAME,NAME", help=f"({','.join(TRANSPORTS)})"
+    )
+    bench.add_argument(
+        "--sizes", type=_byte_sizes, default=(1 << 20, 8 << 20, 64 << 20), metavar="BYTES,BYTES",
+        help="of embeddings (1MiB,8MiB,64MiB)",
+    )  # fmt: skip
+    bench.add_argument("--rounds", type=_positive, default=5, metavar="N", help="in which the sides take turns (5)")
+    bench.set_defaults(options=lambda a: TransportOptions(a.transports, a.sizes, a.rounds))
+
+
+def _add_bare(
     benches: _SubParsersAction[argparse.ArgumentParser], name: str, text: str, measure: Measure
 ) -> argparse.ArgumentParser:
     bench = benches.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    bench.set_defaults(func=run, measure=measure)
+    bench.set_defaults(func=run, measure=measure, has_subject=False)
+    output = bench.add_argument_group("output")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    output.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it")
+    return bench
+
+
+def _add(
+    benches: _SubParsersAction[argparse.ArgumentParser], name: str, text: str, measure: Measure
+) -> argparse.ArgumentParser:
+    bench = _add_bare(benches, name, text, measure)
+    bench.set_defaults(has_subject=True)
     common = bench.add_argument_group("what is measured")
     common.add_argument("--model", type=Path, metavar="PATH", help="a checkpoint (a random one is written and kept)")
     common.add_argument("--preset", default="small", metavar="{tiny,small,base}", help="of the random one (small)")
     common.add_argument("--dtype", default="bf16", metavar="{bf16,fp32,fp16,auto}", help="of weights and rows (bf16)")
     common.add_argument("--device", default="auto", metavar="DEVICE", help="as of serve (auto)")
     common.add_argument("--threads", type=_positive, metavar="N", help="of a forward (one for each core)")
-    common.add_argument(
-        "--transport", choices=["auto", "mooncake", "inline"], default="auto", help="how rows are read (auto)"
-    )
+    common.add_argument("--transport", choices=["auto", *TRANSPORTS], default="auto", help="how rows are read (auto)")
     common.add_argument(
         "--set",
         action="append",
@@ -182,9 +211,6 @@ def _add(
         metavar="NAME=VALUE",
         help="a setting of the server, such as batch_patches=1024",
     )
-    output = bench.add_argument_group("output")
-    output.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
-    output.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it")
     return bench
 
 
@@ -229,7 +255,7 @@ def run(arguments: argparse.Namespace) -> int:
         SetupError: it cannot measure as it was called.
     """
     _check_output(arguments)
-    subject = _subject(arguments)
+    subject = _subject(arguments) if arguments.has_subject else None
     options = arguments.options(arguments)
     parameters = {name: _plain(value) for name, value in vars(options).items()}
     console = Console(stderr=True)
@@ -237,7 +263,11 @@ def run(arguments: argparse.Namespace) -> int:
     command_line = shlex.join(["encoder-svc", *sys.argv[1:]])
     try:
         with _whole_process(), display.shown(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            bench = Run(subject, command_line, parameters, display)
+            bench = (
+                Run(subject, command_line, parameters, display)
+                if subject is not None
+                else Measurement(command_line, parameters, display, len(os.sched_getaffinity(0)))
+            )
             result: AnyResult = runner.run(arguments.measure(bench, options))
     except EncoderClientError as error:
         console.print(f"encoder-svc bench: a request failed: {error}", style="red", highlight=False, markup=False)
@@ -312,6 +342,24 @@ def _share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError("must be from 0 to 1")
     return value
+
+
+def _transports(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip().replace("-", "_") for name in text.split(","))
+    for name in names:
+        if name not in TRANSPORTS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(TRANSPORTS)}")
+    return names
+
+
+def _byte_sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(TypeAdapter(ByteSize).validate_python(part.strip())) for part in text.split(","))
+    except ValidationError:
+        raise argparse.ArgumentTypeError("give sizes such as 256KiB,8MiB") from None
+    if min(sizes) < 64:
+        raise argparse.ArgumentTypeError("must be at least 64 bytes")
+    return sizes
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 import encoder_client
 from encoder_client import EncoderClient, EncoderClientError
 from encoder_client.dtypes import name as dtype_name
+from encoder_client.transports import TRANSPORTS
 from encoder_svc.errors import SetupError
 from epd.encoder.v1.embedding_pb2 import DataType
 from epd.encoder.v1.media_pb2 import MediaItem
@@ -59,9 +60,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--modality", choices=sorted(_ITEM_OF), help="what the files are (default: as their names say, else image)"
     )
-    parser.add_argument(
-        "--transport", choices=["inline", "mooncake"], default="inline", help="how rows are read (default: inline)"
-    )
+    parser.add_argument("--transport", choices=TRANSPORTS, default="inline", help="how rows are read (default: inline)")
     parser.add_argument("--save", type=Path, metavar="DIR", help="folder to write FILE.npy to; bfloat16 as float32")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds to wait (default: 120)")
     parser.set_defaults(func=run)

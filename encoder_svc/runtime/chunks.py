@@ -100,7 +100,7 @@ class ChunkWriter:
 
     def _locators(self, slot: Slot, engine: EngineReady) -> list[Locator]:
         """Where a slot can be read, the fastest way first."""
-        locators = [_placed(locator, slot.offset) for locator in engine.locators]
+        locators = [placed(locator, slot.offset) for locator in engine.locators]
         return [*locators, Locator(inline=InlineLocator())]
 
 
@@ -108,7 +108,7 @@ _READABLE = ("generation", "slot_key", "locators")
 """What tells where a slot is read."""
 
 
-def _placed(arena: Locator, offset: int) -> Locator:
+def placed(arena: Locator, offset: int) -> Locator:
     """From where the arena begins to where the slot does whose header is at ``offset``."""
     locator = Locator()
     locator.CopyFrom(arena)

@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from encoder_client.transports import TRANSPORTS
 from encoder_svc.bench.result import (
     AnyResult,
     BatchingResult,
@@ -22,6 +24,7 @@ from encoder_svc.bench.result import (
     OverheadResult,
     SoakResult,
     ThroughputResult,
+    TransportResult,
     read_result,
 )
 from encoder_svc.checkpoints.writer import write_checkpoint
@@ -168,6 +171,23 @@ def test_loop(bench: Bench) -> None:
     assert result.forward_seconds > 0
     assert result.streams_per_second > 0
     assert {check.figure for check in result.floors} == {"beside_forward_ms.p99", "beside_streams_ms.p99"}
+
+
+def test_transport(tmp_path: Path) -> None:
+    file, plot = tmp_path / "result.json", tmp_path / "result.png"
+    options = ["--sizes", "4096,2MiB", "--rounds", "1", "--json", str(file), "--plot", str(plot)]
+    process = subprocess.run(
+        [*BENCH, "transport", *options], capture_output=True, text=True, check=False, env=ENVIRONMENT
+    )
+    assert process.returncode == 0, process.stderr
+    result = read_result(file)
+    assert isinstance(result, TransportResult)
+    assert [(one.transport, one.nbytes) for one in result.results] == list(product(TRANSPORTS, (4096, 2 << 20)))
+    for one in result.results:
+        assert one.ratio == pytest.approx(one.gigabytes_per_second / one.raw_gigabytes_per_second)
+        assert one.checksum == (one.transport != "shared_memory")
+        assert (one.raw_one_frame_gigabytes_per_second is not None) == (one.transport == "zeromq")
+    assert plot.read_bytes().startswith(PNG)
 
 
 def test_a_bench_that_is_stopped_leaves_no_server(bench: Bench) -> None:

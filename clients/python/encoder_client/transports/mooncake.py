@@ -98,6 +98,11 @@ class MooncakeReader:
         self._thread: Thread | None = None
         self._stuck: _Transfer | None = None
 
+    @property
+    def engine(self) -> Any:
+        """Mooncake's ``TransferEngine``, of which a process has one; set up by the first read."""
+        return self._engine
+
     def reaches(self, locator: Locator) -> bool:
         """See :class:`~encoder_client.transports.Reader`."""
         return not self._protocol or locator.mooncake.protocol == self._protocol

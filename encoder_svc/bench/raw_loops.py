@@ -1,0 +1,92 @@
+"""The references of ``bench transport``: what each transport's library does when nothing is built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+
+import grpc
+import numpy as np
+import zmq
+
+from encoder_client.pool import Slot
+from encoder_client.transports.mooncake import MooncakeReader
+from encoder_svc.bench.transport_peer import PIECE_BYTES, RAW_METHOD, SLOTS_BYTES, TransportPeer
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+
+RawRead = Callable[[EmbeddingChunk, Slot], Awaitable[float]]
+"""Moves as many bytes as a chunk has into a slot, checks nothing, and tells the seconds that it took."""
+
+
+class RawLoops:
+    """One raw loop for each transport, with what it needs.
+
+    Args:
+        peer: what is read.
+        mooncake: whose engine is used, since a process can have only one. None: Mooncake does not work here.
+    """
+
+    def __init__(self, peer: TransportPeer, mooncake: MooncakeReader | None) -> None:
+        self._mooncake = mooncake
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.REQ)
+        self._socket.linger = 0
+        self._socket.connect(peer.raw_zeromq)
+        self._channel = grpc.aio.insecure_channel(peer.grpc_target)
+        self._stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
+            RAW_METHOD, request_serializer=None, response_deserializer=None
+        )
+        self._source = np.ones(SLOTS_BYTES, np.uint8)
+        self._position = 0
+
+    async def memcpy(self, chunk: EmbeddingChunk, slot: Slot) -> float:
+        """A copy from memory of this process that is as cold as the arena."""
+        if self._position + chunk.nbytes > len(self._source):
+            self._position = 0
+        source = self._source[self._position : self._position + chunk.nbytes]
+        self._position += chunk.nbytes
+        target = np.frombuffer(slot.view, np.uint8)
+        begun = perf_counter()
+        np.copyto(target, source)
+        return perf_counter() - begun
+
+    async def mooncake(self, chunk: EmbeddingChunk, slot: Slot) -> float:
+        """``transfer_sync_read``."""
+        assert self._mooncake is not None
+        place = next(locator.mooncake for locator in chunk.locators if locator.HasField("mooncake"))
+        begun = perf_counter()
+        code = self._mooncake.engine.transfer_sync_read(place.session, slot.address, place.address, chunk.nbytes)
+        seconds = perf_counter() - begun
+        assert code == 0
+        return seconds
+
+    async def zeromq(self, chunk: EmbeddingChunk, slot: Slot) -> float:
+        """A pair of sockets and one answer, in frames as large as the transport's pieces."""
+        return self._request(chunk, slot, PIECE_BYTES)
+
+    async def zeromq_one_frame(self, chunk: EmbeddingChunk, slot: Slot) -> float:
+        """A pair of sockets and one answer, in one frame."""
+        return self._request(chunk, slot, chunk.nbytes)
+
+    def _request(self, chunk: EmbeddingChunk, slot: Slot, piece: int) -> float:
+        start = next(locator.zeromq.slot_offset for locator in chunk.locators if locator.HasField("zeromq"))
+        view = slot.view
+        begun = perf_counter()
+        self._socket.send(b"%d %d %d" % (start, chunk.nbytes, piece))
+        for place in range(0, chunk.nbytes, piece):
+            self._socket.recv_into(view[place : place + piece])
+        return perf_counter() - begun
+
+    async def grpc_stream(self, chunk: EmbeddingChunk, slot: Slot) -> float:
+        """A stream of bytes in pieces of the same size, which go nowhere."""
+        begun = perf_counter()
+        call = self._stream(b"%d" % chunk.nbytes)
+        async for _ in call:
+            pass
+        return perf_counter() - begun
+
+    async def close(self) -> None:
+        """Closes what it holds."""
+        self._socket.close()
+        self._context.term()
+        await self._channel.close(None)

@@ -1,0 +1,198 @@
+"""``bench transport``: each transport beside the bare loop of its library, from one arena into one pool."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import grpc
+import xxhash
+
+from encoder_client import EmbeddingPool
+from encoder_client.pool import Slot
+from encoder_client.stub import EncoderStub
+from encoder_client.transports import Reader
+from encoder_client.transports.inline import InlineReader
+from encoder_client.transports.mooncake import MooncakeReader
+from encoder_client.transports.shared_memory import SharedMemoryReader
+from encoder_client.transports.zeromq import ZeroMqReader
+from encoder_svc.bench.floors import (
+    INLINE_BYTES,
+    INLINE_GIGABYTES_PER_SECOND,
+    ONE_FRAME_BYTES,
+    TRANSPORT_RATIO,
+    ZEROMQ_OVER_ONE_FRAME,
+)
+from encoder_svc.bench.raw_loops import RawLoops, RawRead
+from encoder_svc.bench.result import Chart, FloorCheck, Series, TransportFigures, TransportResult, shown_bytes
+from encoder_svc.bench.run import Measurement
+from encoder_svc.bench.transport_peer import Slots, TransportPeer
+from encoder_svc.errors import SetupError
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+
+READ_SECONDS = 60.0
+BATCH_BYTES = 64 << 20
+"""That one side moves before the other takes its turn, but no more reads than :data:`BATCH_READS`."""
+BATCH_READS = 16
+
+
+@dataclass(frozen=True)
+class TransportOptions:
+    """What to measure."""
+
+    transports: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """Bytes of an embedding."""
+    rounds: int
+    """In which a transport and its raw loop take turns."""
+
+
+async def measure_transport(run: Measurement, options: TransportOptions) -> TransportResult:
+    """Reads slots by each transport and by its raw loop in turns; what comes over a network is checked, as always."""
+    results: list[TransportFigures] = []
+    with ExitStack() as stack:
+        peer = run.start(stack, "the peer", TransportPeer(options.sizes))
+        for name in options.transports:
+            if name in peer.reasons:
+                raise SetupError(f"{name} does not work here: {peer.reasons[name]}")
+        pool = EmbeddingPool(max(options.sizes))
+        async with _readers(options.transports, pool, peer) as (readers, raw):
+            for name, reader in readers.items():
+                for slots in peer.slots:
+                    with run.display.stage(f"{name}, {shown_bytes(slots.nbytes)}", options.rounds) as advance:
+                        slot = (await pool.reserve("bench", [slots.nbytes])).take(0)
+                        turns = _Turns(reader, _raw_loops(name, raw), slots, slot)
+                        for _ in range(options.rounds + 1):  # the first warms up
+                            await turns.take()
+                            advance(1)
+                        results.append(turns.figures(name))
+                        del turns, slot
+    return TransportResult(**run.heading(), floors=_floors(results), charts=[_chart(results)], results=results)
+
+
+@contextlib.asynccontextmanager
+async def _readers(
+    names: Sequence[str], pool: EmbeddingPool, peer: TransportPeer
+) -> AsyncIterator[tuple[dict[str, Reader], RawLoops]]:
+    channel = grpc.aio.insecure_channel(peer.grpc_target)
+    mooncake = MooncakeReader(pool) if "mooncake" in names else None
+    raw = RawLoops(peer, mooncake)
+    readers: dict[str, Reader] = {}
+    for name in names:
+        match name:
+            case "shared_memory":
+                readers[name] = SharedMemoryReader()
+            case "mooncake":
+                assert mooncake is not None
+                readers[name] = mooncake
+            case "zeromq":
+                readers[name] = ZeroMqReader()
+            case _:
+                readers[name] = InlineReader(lambda _: EncoderStub(channel))
+    try:
+        yield readers, raw
+    finally:
+        for reader in readers.values():
+            reader.close()
+        await raw.close()
+        await channel.close(None)
+
+
+def _raw_loops(name: str, raw: RawLoops) -> tuple[RawRead, ...]:
+    """The raw loop that a transport is compared with first, then others."""
+    match name:
+        case "shared_memory":
+            return (raw.memcpy,)
+        case "mooncake":
+            return (raw.mooncake,)
+        case "zeromq":
+            return raw.zeromq, raw.zeromq_one_frame
+        case _:
+            return (raw.grpc_stream,)
+
+
+class _Turns:
+    """One transport and its raw loops on slots of one size, in turns."""
+
+    def __init__(self, reader: Reader, raw: Sequence[RawRead], slots: Slots, slot: Slot) -> None:
+        self._reader = reader
+        self._raw = raw
+        self._slots = slots
+        self._slot = slot
+        self._number = 0
+        self._warm = False
+        self._seconds: list[float] = []
+        self._raw_seconds: list[list[float]] = [[] for _ in raw]
+
+    async def take(self) -> None:
+        reads = min(BATCH_READS, max(3, BATCH_BYTES // self._slots.nbytes))
+        for read, seconds in zip((self._read, *self._raw), (self._seconds, *self._raw_seconds), strict=True):
+            # The engine of Mooncake is set up by its first read.
+            taken = [await read(self._next(), self._slot) for _ in range(reads)]
+            if self._warm:
+                seconds.extend(taken)
+        self._warm = True
+
+    def figures(self, name: str) -> TransportFigures:
+        nbytes = self._slots.nbytes
+        rate, *raw = (nbytes / median(seconds) / 1e9 for seconds in (self._seconds, *self._raw_seconds))
+        return TransportFigures(
+            transport=name,
+            nbytes=nbytes,
+            gigabytes_per_second=rate,
+            raw_gigabytes_per_second=raw[0],
+            ratio=rate / raw[0],
+            checksum=self._reader.needs_checksum,
+            milliseconds=1000 * median(self._seconds),
+            raw_one_frame_gigabytes_per_second=raw[1] if len(raw) > 1 else None,
+            ratio_to_one_frame=rate / raw[1] if len(raw) > 1 else None,
+        )
+
+    def _next(self) -> EmbeddingChunk:
+        self._number += 1
+        return self._slots.chunks[self._number % len(self._slots.chunks)]
+
+    async def _read(self, chunk: EmbeddingChunk, slot: Slot) -> float:
+        reader = self._reader
+        locator = next(place for place in chunk.locators if place.WhichOneof("location") == reader.name)
+        begun = perf_counter()
+        await reader.read(chunk, locator, chunk.leases[0], slot, READ_SECONDS)
+        good = not reader.needs_checksum or xxhash.xxh3_64_intdigest(slot.view) == chunk.checksum.value
+        seconds = perf_counter() - begun
+        if not good:
+            raise SetupError(f"{reader.name} delivered damaged bytes")
+        return seconds
+
+
+def _floors(results: Sequence[TransportFigures]) -> list[FloorCheck]:
+    floors = []
+    for figures in results:
+        floor = TRANSPORT_RATIO.get((figures.transport, figures.nbytes))
+        if floor is not None:
+            floors.append(floor.check(f"{figures.name}.ratio", figures.ratio))
+        if figures.ratio_to_one_frame is not None and figures.nbytes >= ONE_FRAME_BYTES:
+            floors.append(ZEROMQ_OVER_ONE_FRAME.check(f"{figures.name}.ratio_to_one_frame", figures.ratio_to_one_frame))
+        if figures.transport == "inline" and figures.nbytes == INLINE_BYTES:
+            rate = figures.gigabytes_per_second
+            floors.append(INLINE_GIGABYTES_PER_SECOND.check(f"{figures.name}.gigabytes_per_second", rate))
+    return floors
+
+
+def _chart(results: Sequence[TransportFigures]) -> Chart:
+    names = list(dict.fromkeys(figures.transport for figures in results))
+    sizes = [shown_bytes(figures.nbytes) for figures in results if figures.transport == names[0]]
+    series = []
+    for name in names:
+        mine = [figures for figures in results if figures.transport == name]
+        series.append(Series(label=name, x=list(sizes), y=[figures.gigabytes_per_second for figures in mine]))
+    return Chart(
+        title="reads, with checksum where one is needed",
+        x_label="embedding",
+        y_label="GB/s",
+        kind="bars",
+        series=series,
+    )
