@@ -53,6 +53,7 @@ TRANSPORT_RATIO = {
 ZEROMQ_OVER_ONE_FRAME = Floor("at least", 1.0)
 ONE_FRAME_BYTES = 8 << 20
 """From here on."""
+IN_PLACE_MILLISECONDS = Floor("at most", 0.05)
 INLINE_GIGABYTES_PER_SECOND = Floor("at least", 0.8)
 INLINE_BYTES = 8 << 20
 NONE_LEFT = Floor("at most", 0.0)

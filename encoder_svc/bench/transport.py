@@ -13,6 +13,7 @@ import grpc
 import xxhash
 
 from encoder_client import EmbeddingPool
+from encoder_client.in_place import InPlaceReads
 from encoder_client.pool import Slot
 from encoder_client.stub import EncoderStub
 from encoder_client.transports import Reader
@@ -21,6 +22,7 @@ from encoder_client.transports.mooncake import MooncakeReader
 from encoder_client.transports.shared_memory import SharedMemoryReader
 from encoder_client.transports.zeromq import ZeroMqReader
 from encoder_svc.bench.floors import (
+    IN_PLACE_MILLISECONDS,
     INLINE_BYTES,
     INLINE_GIGABYTES_PER_SECOND,
     ONE_FRAME_BYTES,
@@ -32,8 +34,9 @@ from encoder_svc.bench.result import Chart, FloorCheck, Series, TransportFigures
 from encoder_svc.bench.run import Measurement
 from encoder_svc.bench.transport_peer import Slots, TransportPeer
 from encoder_svc.errors import SetupError
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 
+IN_PLACE = "shared_memory_in_place"
 READ_SECONDS = 60.0
 BATCH_BYTES = 64 << 20
 """That one side moves before the other takes its turn, but no more reads than :data:`BATCH_READS`."""
@@ -85,7 +88,8 @@ async def _readers(
     for name in names:
         match name:
             case "shared_memory":
-                readers[name] = SharedMemoryReader()
+                readers[name] = shared = SharedMemoryReader()
+                readers[IN_PLACE] = _InPlace(shared)
             case "mooncake":
                 assert mooncake is not None
                 readers[name] = mooncake
@@ -105,7 +109,7 @@ async def _readers(
 def _raw_loops(name: str, raw: RawLoops) -> tuple[RawRead, ...]:
     """The raw loop that a transport is compared with first, then others."""
     match name:
-        case "shared_memory":
+        case "shared_memory" | "shared_memory_in_place":
             return (raw.memcpy,)
         case "mooncake":
             return (raw.mooncake,)
@@ -113,6 +117,35 @@ def _raw_loops(name: str, raw: RawLoops) -> tuple[RawRead, ...]:
             return raw.zeromq, raw.zeromq_one_frame
         case _:
             return (raw.grpc_stream,)
+
+
+class _InPlace:
+    """Reads in place: into nothing, since the bytes stay where they are."""
+
+    name = SharedMemoryReader.name
+    needs_checksum = False
+
+    def __init__(self, reader: SharedMemoryReader) -> None:
+        self._reads = InPlaceReads(reader, self._renew, self._release, 1 << 40)
+
+    def reaches(self, locator: Locator) -> bool:
+        return True
+
+    async def read(
+        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
+    ) -> None:
+        embedding = await self._reads.read(chunk, locator, lease, timeout)
+        if not embedding.intact:
+            raise SetupError("a slot changed while it was looked at")
+
+    def close(self) -> None:
+        """What it reads by is closed by others."""
+
+    async def _renew(self, chunk: EmbeddingChunk) -> float:
+        return READ_SECONDS
+
+    async def _release(self, chunk: EmbeddingChunk) -> None:
+        pass
 
 
 class _Turns:
@@ -174,6 +207,8 @@ def _floors(results: Sequence[TransportFigures]) -> list[FloorCheck]:
         floor = TRANSPORT_RATIO.get((figures.transport, figures.nbytes))
         if floor is not None:
             floors.append(floor.check(f"{figures.name}.ratio", figures.ratio))
+        if figures.transport == IN_PLACE:
+            floors.append(IN_PLACE_MILLISECONDS.check(f"{figures.name}.milliseconds", figures.milliseconds))
         if figures.ratio_to_one_frame is not None and figures.nbytes >= ONE_FRAME_BYTES:
             floors.append(ZEROMQ_OVER_ONE_FRAME.check(f"{figures.name}.ratio_to_one_frame", figures.ratio_to_one_frame))
         if figures.transport == "inline" and figures.nbytes == INLINE_BYTES:
@@ -183,7 +218,7 @@ def _floors(results: Sequence[TransportFigures]) -> list[FloorCheck]:
 
 
 def _chart(results: Sequence[TransportFigures]) -> Chart:
-    names = list(dict.fromkeys(figures.transport for figures in results))
+    names = list(dict.fromkeys(figures.transport for figures in results if figures.transport != IN_PLACE))
     sizes = [shown_bytes(figures.nbytes) for figures in results if figures.transport == names[0]]
     series = []
     for name in names:

@@ -24,6 +24,7 @@ import numpy as np
 import uvloop
 import xxhash
 import zmq
+from google.protobuf.duration_pb2 import Duration
 
 from encoder_svc.bench.partner import end_partner
 from encoder_svc.engine.serving import serve_arena
@@ -49,6 +50,7 @@ SLOTS_BYTES = 192 << 20
 MOST_SLOTS = 512
 RAW_METHOD = "/bench.Raw/Stream"
 PIECE_BYTES = 1 << 20
+_LEASE = Duration(seconds=600)
 _BOOT_ID = "be" * 16
 _HOST = "127.0.0.1"
 
@@ -206,7 +208,7 @@ def _chunk(
         slot_key=key,
         checksum=Checksum(algorithm=ChecksumAlgorithm.CHECKSUM_ALGORITHM_XXH3_64, value=checksum),
         encoder=EncoderRef(engine_boot_id=_BOOT_ID),
-        leases=[LeaseGrant(lease_id=number.to_bytes(16, "little"))],
+        leases=[LeaseGrant(lease_id=number.to_bytes(16, "little"), ttl=_LEASE)],
         locators=[placed(locator, offset) for locator in locators],
     )
 

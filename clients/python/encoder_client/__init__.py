@@ -45,4 +45,48 @@ from encoder_client.pool_sharing import PoolSharing
 from encoder_client.prompt_metadata import VideoAudio
 from encoder_client.submission import Submission
 from encoder_client.subscription import Subscription
+from encoder_client.sync_client import SyncEncoderClient
+from encoder_client.transport_choice import TransportStatistics
+
+__all__ = [
+    "Accepted",
+    "ChunkError",
+    "Complete",
+    "Embedding",
+    "EmbeddingHandle",
+    "EmbeddingPool",
+    "EncodeCall",
+    "EncoderClient",
+    "EncoderClientError",
+    "EncoderError",
+    "EncoderFleet",
+    "Event",
+    "FieldViolation",
+    "FleetCall",
+    "HandleError",
+    "HealthState",
+    "Layout",
+    "LeaseRevoked",
+    "MultiModalEmbedding",
+    "PartCancelled",
+    "PartError",
+    "PartFailed",
+    "PoolError",
+    "PoolSharing",
+    "PoolStatistics",
+    "PromptError",
+    "ReadError",
+    "Ready",
+    "Submission",
+    "Subscription",
+    "SubscriptionEvent",
+    "SyncEncoderClient",
+    "Synced",
     "TransportStatistics",
+    "VideoAudio",
+    "audio",
+    "content_key",
+    "image",
+    "item_content_key",
+    "video",
+]

@@ -55,6 +55,11 @@ class Embedding:
         return self._slot
 
     @property
+    def intact(self) -> bool:
+        """Its bytes are what was read. Always so, but for an embedding in place."""
+        return True
+
+    @property
     def grid(self) -> tuple[int, ...]:
         """The size of the item's grid before merging, in patches: (t, h, w) for most vision towers."""
         return tuple(self.chunk.grid_dim)

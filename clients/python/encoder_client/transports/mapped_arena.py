@@ -103,6 +103,23 @@ class MappedArena:
         start = slot_offset + slot_header.SIZE
         np.copyto(np.frombuffer(slot.view, np.uint8, chunk.nbytes), self._bytes[start : start + chunk.nbytes])
 
+    def map_slot(self, chunk: EmbeddingChunk, slot_offset: int) -> Slot:
+        """Maps a payload that was checked, without a copy: a page that is written becomes this process's own.
+
+        A mapping of its own for each, so that what was written is gone with it, and never seen in the place's next use.
+
+        Raises:
+            OSError: the process has too many mappings or descriptors.
+        """
+        start = slot_offset + slot_header.SIZE
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        pages = mmap.mmap(
+            self.descriptor, start + chunk.nbytes - first, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE,
+            offset=first,
+        )  # fmt: skip
+        memory = (ctypes.c_char * chunk.nbytes).from_buffer(pages, start - first)
+        return Slot(memory, ctypes.addressof(memory))
+
     def close(self) -> None:
         """Lets go of the engine. The mapping goes when the last view of it does."""
         self.connection.close()

@@ -1,0 +1,180 @@
+"""Embeddings that stay in the encoder's memory: mapped, not copied, under leases that are renewed while views live."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from time import monotonic
+
+from encoder_client.embedding import Embedding
+from encoder_client.errors import EncoderError, ReadError
+from encoder_client.pool import Slot
+from encoder_client.transports import SlotClosedError, TransportError
+from encoder_client.transports.mapped_arena import MappedArena
+from encoder_client.transports.shared_memory import SharedMemoryReader
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
+
+logger = logging.getLogger("encoder_client")
+
+DEFAULT_BYTES = 256 << 20
+MOST_AT_ONCE = 256
+"""Each takes a mapping and a descriptor of the process."""
+_RENEWED_AT = 1 / 3
+"""Of a lease's life: two tries to renew it may fail."""
+
+Renew = Callable[[EmbeddingChunk], Awaitable[float]]
+"""Extends the lease of a chunk; tells the seconds that it lives from now. Raises ReadError: it had ended."""
+Release = Callable[[EmbeddingChunk], Awaitable[None]]
+"""Gives the lease of a chunk back."""
+
+
+class InPlaceEmbedding(Embedding):
+    """An embedding whose bytes are the encoder's own.
+
+    Views are writable, and nobody else sees what is written: each page that is written becomes this process's own. The
+    encoder keeps the bytes as they are for as long as the lease lives, which is renewed until this object (or
+    :meth:`release`) and all views are gone.
+
+    Args:
+        chunk: the READY chunk that describes it.
+        slot: a mapping of its bytes.
+        seconds: how long it took to map it.
+        arena: where it is.
+        slot_offset: of its header there.
+    """
+
+    def __init__(self, chunk: EmbeddingChunk, slot: Slot, seconds: float, arena: MappedArena, slot_offset: int) -> None:
+        super().__init__(chunk, slot, SharedMemoryReader.name, seconds)
+        self._arena = arena
+        self._slot_offset = slot_offset
+
+    @property
+    def intact(self) -> bool:
+        """Until now its bytes have been what the chunk describes.
+
+        To be asked after each use of them: if the engine died, or the lease could not be renewed, they may be another
+        embedding's by now.
+        """
+        try:
+            self._arena.check(self.chunk, self._slot_offset)
+        except SlotClosedError:
+            return False
+        return True
+
+
+class _Hold:
+    """One lease, until the last view of its bytes is gone."""
+
+    def __init__(self, chunk: EmbeddingChunk, seconds: float) -> None:
+        self.chunk = chunk
+        self.expires_at = monotonic() + seconds
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class InPlaceReads:
+    """Maps embeddings, and renews their leases in the background. It belongs to one event loop.
+
+    Args:
+        reader: has the arenas.
+        renew: extends a lease.
+        release: gives a lease back.
+        most_bytes: of all embeddings that are in place at a time.
+    """
+
+    def __init__(self, reader: SharedMemoryReader, renew: Renew, release: Release, most_bytes: int) -> None:
+        self._reader = reader
+        self._renew = renew
+        self._release = release
+        self._most_bytes = most_bytes
+        self._holds: dict[int, _Hold] = {}
+        self._number = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.nbytes = 0
+        """Of all embeddings that are in place."""
+
+    def has_room(self, nbytes: int) -> bool:
+        """An embedding of so many bytes may still be read in place."""
+        return len(self._holds) < MOST_AT_ONCE and self.nbytes + nbytes <= self._most_bytes
+
+    async def read(
+        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, timeout: float
+    ) -> InPlaceEmbedding:
+        """Maps an embedding. Its lease is this object's from then on.
+
+        Args:
+            chunk: READY and checked; there is room for it.
+            locator: in shared memory of this host.
+            lease: the right to read.
+            timeout: seconds that it may take.
+
+        Raises:
+            TransportError: it cannot be mapped; the lease is still the caller's.
+            SlotClosedError: the encoder does not hold it any more.
+        """
+        begun = monotonic()
+        slot_offset = locator.shared_memory.slot_offset
+        arena = await self._reader.arena(chunk, locator, timeout)
+        arena.check(chunk, slot_offset)
+        try:
+            slot = arena.map_slot(chunk, slot_offset)
+        except OSError as error:
+            raise TransportError(f"the slot cannot be mapped: {error.strerror}") from None
+        self._hold(chunk, lease, slot)
+        return InPlaceEmbedding(chunk, slot, monotonic() - begun, arena, slot_offset)
+
+    async def close(self) -> None:
+        """Gives all leases back: views that are still there may change from now on."""
+        for number in list(self._holds):
+            self._end(number)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _hold(self, chunk: EmbeddingChunk, lease: LeaseGrant, slot: Slot) -> None:
+        self._number += 1
+        number, loop = self._number, asyncio.get_running_loop()
+        hold = self._holds[number] = _Hold(chunk, lease.ttl.ToNanoseconds() / 1e9)
+        self.nbytes += chunk.nbytes
+        self._plan(number, hold, hold.expires_at - monotonic())
+
+        def gone() -> None:
+            # Runs wherever the last view died, also inside a garbage collection.
+            with suppress(RuntimeError):  # the loop is closed: the lease runs out by itself
+                loop.call_soon_threadsafe(self._end, number)
+
+        weakref.finalize(slot.memory, gone).atexit = False
+
+    def _plan(self, number: int, hold: _Hold, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        hold.timer = loop.call_later(seconds * _RENEWED_AT, lambda: self._start(self._extend(number, hold)))
+
+    async def _extend(self, number: int, hold: _Hold) -> None:
+        try:
+            seconds = await self._renew(hold.chunk)
+            hold.expires_at = monotonic() + seconds
+        except ReadError as error:
+            logger.warning("an embedding in place is lost: %s", error)
+            return
+        except EncoderError as error:
+            seconds = hold.expires_at - monotonic()
+            logger.warning("the lease of an embedding in place was not renewed, it has %.0f s: %s", seconds, error)
+            if seconds <= 0:
+                return
+        if number in self._holds:
+            self._plan(number, hold, seconds)
+
+    def _end(self, number: int) -> None:
+        hold = self._holds.pop(number, None)
+        if hold is None:
+            return
+        self.nbytes -= hold.chunk.nbytes
+        if hold.timer is not None:
+            hold.timer.cancel()
+        self._start(self._release(hold.chunk))
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,134 @@
+"""Embeddings that stay in the encoder's memory: what keeps them, what ends them, and how that is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import numpy as np
+import pytest
+
+from encoder_client import EncoderClient, ReadError, Ready, image
+from encoder_client.in_place import InPlaceEmbedding
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+from tests.conftest import StartServer
+from tests.photograph import photo
+from tests.server_process import ServerProcess
+from tests.waiting import eventually
+
+PHOTO = photo(252, 196)
+
+
+async def ready(client: EncoderClient, lease_ttl: float | None = None, content: bytes = PHOTO) -> EmbeddingChunk:
+    async with client.encode([image(content)], lease_ttl=lease_ttl) as call:
+        [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
+    return chunk
+
+
+async def leases(client: EncoderClient) -> int:
+    return (await client.server_info()).load.leases
+
+
+async def test_it_is_read_without_a_copy_and_held_until_the_last_view_is_gone(start_server: StartServer) -> None:
+    server = start_server()
+    async with EncoderClient(server.target) as client:
+        copied = await client.read(await ready(client))
+        embedding = await client.read_in_place(await ready(client))
+        assert isinstance(embedding, InPlaceEmbedding)
+        assert (embedding.transport, embedding.intact) == ("shared_memory", True)
+        # Only the copy takes the pool's memory.
+        assert client.pool.statistics.slots == 1
+        rows = embedding.numpy()
+        np.testing.assert_array_equal(rows, copied.numpy())
+        assert await leases(client) == 1
+        embedding.release()
+        del embedding
+        gc.collect()
+        assert await leases(client) == 1, "a view is still there"
+        np.testing.assert_array_equal(rows, copied.numpy())
+        del rows
+        gc.collect()
+
+        async def none_is_left() -> bool:
+            return await leases(client) == 0
+
+        await eventually(none_is_left)
+
+
+async def test_what_is_written_to_a_view_is_seen_by_nobody_else(start_server: StartServer) -> None:
+    server = start_server()
+    async with EncoderClient(server.target) as client:
+        first = await client.read_in_place(await ready(client))
+        second = await client.read_in_place(await ready(client))
+        original = second.numpy().copy()
+        first.torch().zero_()
+        assert not first.numpy().any()
+        np.testing.assert_array_equal(second.numpy(), original)
+        third = await client.read(await ready(client))
+        np.testing.assert_array_equal(third.numpy(), original)
+        first.release()
+        again = await client.read_in_place(await ready(client))
+        np.testing.assert_array_equal(again.numpy(), original)
+
+
+async def test_its_lease_is_renewed_for_as_long_as_it_is_held(start_server: StartServer) -> None:
+    server = start_server(lease_seconds=0.6)
+    async with EncoderClient(server.target) as client:
+        held = await client.read_in_place(await ready(client))
+        # Another lease, which nobody renews, is granted later and ends by time: so the first has outlived its own.
+        for _ in range(2):
+            forgotten = await ready(client, content=photo(140, 112))
+
+            async def one_is_left() -> bool:
+                return await leases(client) == 1
+
+            await eventually(one_is_left)
+            with pytest.raises(ReadError):
+                await client.renew([forgotten])
+        assert held.intact
+
+
+async def test_f12_an_engine_that_dies_ends_it_and_that_is_seen(start_server: StartServer) -> None:
+    server = start_server()
+    async with EncoderClient(server.target) as client:
+        chunk, later = await ready(client), await ready(client)
+        embedding = await client.read_in_place(chunk)
+        rows = embedding.numpy().copy()
+        server.engine().kill()
+        await eventually(lambda: not embedding.intact)
+        # Nobody has written there yet; nothing is read that is not mapped.
+        assert embedding.numpy().shape == rows.shape
+        with pytest.raises(ReadError):
+            await client.read_in_place(later)
+
+
+async def test_beyond_the_limit_it_is_copied(server: ServerProcess) -> None:
+    async with EncoderClient(server.target, in_place_bytes=1) as client:
+        embedding = await client.read_in_place(await ready(client))
+        assert not isinstance(embedding, InPlaceEmbedding)
+        assert embedding.intact
+        assert client.pool.statistics.slots == 1
+    async with EncoderClient(server.target, transports=("inline",)) as client:
+        embedding = await client.read_in_place(await ready(client))
+        assert embedding.transport == "inline"
+
+
+async def test_a_dead_receivers_leases_end_by_time(start_server: StartServer) -> None:
+    server = start_server(lease_seconds=0.5)
+    async with EncoderClient(server.target) as other:
+        gone = EncoderClient(server.target)
+        embedding = await gone.read_in_place(await ready(gone))
+        # As if its process had died: nothing is renewed or given back any more.
+        in_place = gone._in_place
+        assert in_place is not None
+        for hold in in_place._holds.values():
+            assert hold.timer is not None
+            hold.timer.cancel()
+
+        async def none_is_left() -> bool:
+            return await leases(other) == 0
+
+        await eventually(none_is_left)
+        await asyncio.sleep(0)
+        del embedding
+        await gone.__aexit__(None, None, None)
