@@ -12,6 +12,7 @@ import zmq
 from encoder_client.pool import Slot
 from encoder_client.transports.mooncake import MooncakeReader
 from encoder_svc.bench.transport_peer import PIECE_BYTES, RAW_METHOD, SLOTS_BYTES, TransportPeer
+from encoder_svc.shared_memory import SharedMemory
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 RawRead = Callable[[EmbeddingChunk, Slot], Awaitable[float]]
@@ -36,7 +37,10 @@ class RawLoops:
         self._stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             RAW_METHOD, request_serializer=None, response_deserializer=None
         )
-        self._source = np.ones(SLOTS_BYTES, np.uint8)
+        # Of the same kind as the arena, too: small pages of anonymous shared memory.
+        memory = SharedMemory.create("bench", SLOTS_BYTES)
+        self._source = memory.array(0, SLOTS_BYTES)
+        self._source[:] = 1
         self._position = 0
 
     async def memcpy(self, chunk: EmbeddingChunk, slot: Slot) -> float:

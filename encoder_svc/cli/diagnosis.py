@@ -72,6 +72,8 @@ def diagnose(model: Path | None, begin: Callable[[str], None] = lambda _: None) 
         (_DEV_SHM, _dev_shm),
         ("port", _port),
         ("transport inline", _inline),
+        ("transport shared memory", _transport_shared_memory),
+        ("transport ZeroMQ", _transport_zeromq),
         ("transport Mooncake", _mooncake),
         ("libibverbs", _libibverbs),
         ("RDMA devices", _rdma),
@@ -258,6 +260,49 @@ def _port(name: str) -> Finding:
 
 def _inline(name: str) -> Finding:
     return Finding(name, State.WORKS, "works wherever gRPC does")
+
+
+_SERVES = """
+import tempfile
+from pathlib import Path
+from encoder_svc.shared_memory import SharedMemory
+from encoder_svc.transports import TransportUnavailableError
+from encoder_svc.transports.shared_memory import serve_by_shared_memory
+from encoder_svc.transports.zeromq import serve_by_zeromq
+arena = SharedMemory.create("doctor", 1 << 20)
+with tempfile.TemporaryDirectory() as folder:
+    try:
+        print("serves", {serve}.locator.WhichOneof("location"), folder)
+    except TransportUnavailableError as error:
+        print(error)
+"""
+
+
+def _transport_shared_memory(name: str) -> Finding:
+    told = _serve('serve_by_shared_memory(arena, "0" * 32, Path(folder) / "doctor" / "arena")')
+    if not told.startswith("serves"):
+        return Finding(name, State.OFF, "cannot hand out an arena", told)
+    folder = Path(told.split()[-1]).parent
+    return Finding(name, State.WORKS, f"hands out arenas in {folder} to processes of this user")
+
+
+def _transport_zeromq(name: str) -> Finding:
+    told = _serve('serve_by_zeromq(arena, lambda _: None, "127.0.0.1", 0, "127.0.0.1", None)')
+    if not told.startswith("serves"):
+        return Finding(name, State.OFF, "cannot serve", told)
+    import zmq
+
+    if not zmq.has("curve"):
+        return Finding(
+            name, State.OFF, "serves, but cannot encrypt: no CURVE", "install a wheel: `pip install -U pyzmq`"
+        )
+    return Finding(name, State.WORKS, "serves by TCP, and can encrypt (CURVE)")
+
+
+def _serve(expression: str) -> str:
+    """What a process of its own tells that serves an arena; it begins with `serves` if it does."""
+    succeeded, told = _try(_SERVES.replace("{serve}", expression))
+    return told.strip() if succeeded else _last_line(told)
 
 
 _MOONCAKE = """

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.package_path import hiding
+
 Findings = dict[str, dict[str, str]]
 
 
@@ -18,7 +20,7 @@ def doctor(*options: str, packages: Path | None = None) -> tuple[int, Findings]:
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | ({"PYTHONPATH": str(packages)} if packages else {}),
+        env=os.environ | (hiding(packages) if packages else {}),
     )
     assert "Traceback" not in result.stderr
     return result.returncode, {finding["check"]: finding for finding in json.loads(result.stdout)}
@@ -27,7 +29,16 @@ def doctor(*options: str, packages: Path | None = None) -> tuple[int, Findings]:
 def test_f43_a_machine_that_runs_the_tests_is_well(tiny_checkpoint: Path) -> None:
     code, findings = doctor("--model", str(tiny_checkpoint))
     assert code == 0, findings
-    for check in ("torch", "transformers", "gRPC and protobuf", "transport inline", "transport Mooncake", "model"):
+    for check in (
+        "torch",
+        "transformers",
+        "gRPC and protobuf",
+        "transport inline",
+        "transport Mooncake",
+        "transport shared memory",
+        "transport ZeroMQ",
+        "model",
+    ):
         assert findings[check]["state"] == "works", findings[check]
     assert findings["/dev/shm"]["found"].startswith(tuple("0123456789"))
 

@@ -33,6 +33,7 @@ from epd.internal.v1.engine_pb2 import (
     VerifySlot,
 )
 from tests.children import Child, await_death, configure_engine, engine, held
+from tests.package_path import hiding
 
 BYTES = 32 << 20
 SIZES = ((56, 56), (112, 84), (84, 224), (28, 28))
@@ -312,7 +313,7 @@ def test_f43_it_starts_without_mooncake_and_says_why(bench: Bench, tmp_path: Pat
     # Nor does this family's engine need what takes longest to import.
     (tmp_path / "transformers.py").write_text('raise ImportError("not needed")')
     configuration = configure_engine(bench.checkpoint, bench.input_arena, bench.arena)
-    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    environment = hiding(tmp_path)
     with engine(configuration, bench.input_arena, bench.arena, environment) as (child, report):
         transports = {info.transport: info for info in report.ready.transports}
         assert transports[Transport.TRANSPORT_INLINE].available
@@ -369,7 +370,7 @@ def test_f43_a_broken_torchvision_is_told(tmp_path: Path) -> None:
     program = "from encoder_svc.engine.loading import check_transformers; check_transformers()"
     told = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | hiding(tmp_path),
         capture_output=True,
         text=True,
         check=False,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.package_path import hiding
+
 PROGRAM = """
 import sys
 from encoder_svc.shared_memory import SharedMemory
@@ -25,7 +27,7 @@ def serve(
     host: str = "127.0.0.1", protocol: str = "tcp", devices: str = "", packages: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Serves in a process of its own, which sees the packages in ``packages`` first."""
-    environment = os.environ | ({"PYTHONPATH": str(packages)} if packages else {})
+    environment = os.environ | (hiding(packages) if packages else {})
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, host, protocol, devices],
         capture_output=True,

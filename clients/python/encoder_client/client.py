@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from copy import copy
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from types import TracebackType
 from typing import Self
