@@ -13,11 +13,12 @@ import torch
 
 from encoder_client import Embedding, EncoderClient, MultiModalEmbedding
 from encoder_client.language import LanguageOnlyModel
+from encoder_client.transports import TRANSPORTS
 from encoder_svc.checkpoints.writer import write_checkpoint
 from encoder_svc.models.registry import FAMILIES, open_adapter
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from epd.encoder.v1.media_pb2 import MediaItem, Modality, VideoOptions
-from tests.client.test_modalities import TOLERANCE, TRANSPORTS
+from tests.client.test_modalities import TOLERANCE
 from tests.conftest import servers
 from tests.media.movies import Track, movie
 from tests.media.sounds import plain, tones
