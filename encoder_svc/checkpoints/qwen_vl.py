@@ -149,29 +149,44 @@ def _qwen3_5(sizes: Sizes, words: Vocabulary) -> Json:
     return {
         **architecture("Qwen3_5ForConditionalGeneration", "qwen3_5"),
         **token_ids(words),
-        "text_config": language(
-            "qwen3_5_text",
-            sizes,
-            words,
-            attn_output_gate=True,
-            full_attention_interval=4,
-            head_dim=4 * HEAD_SIZE,
-            linear_conv_kernel_dim=4,
-            linear_key_head_dim=HEAD_SIZE,
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-            linear_value_head_dim=HEAD_SIZE,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 10000000,
-                "partial_rotary_factor": 0.25,
-                "mrope_section": [11, 11, 10],
-                "mrope_interleaved": True,
-            },
-            **_deeper(sizes),
-        ),
+        "text_config": _hybrid("qwen3_5_text", sizes, words),
         "vision_config": vision3(sizes, "qwen3_5", deepstack_visual_indexes=[]),
     }
+
+
+def _qwen3_5_moe(sizes: Sizes, words: Vocabulary) -> Json:
+    mixture = {**experts(sizes), "shared_expert_intermediate_size": 3 * sizes.intermediate // 8}
+    return {
+        **architecture("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+        **token_ids(words),
+        "text_config": {**_hybrid("qwen3_5_moe_text", sizes, words), **mixture},
+        "vision_config": vision3(sizes, "qwen3_5_moe", deepstack_visual_indexes=[]),
+    }
+
+
+def _hybrid(model_type: str, sizes: Sizes, words: Vocabulary) -> Json:
+    """Three layers of linear attention, then one of full attention."""
+    return language(
+        model_type,
+        sizes,
+        words,
+        attn_output_gate=True,
+        full_attention_interval=4,
+        head_dim=4 * HEAD_SIZE,
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=HEAD_SIZE,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_value_head_dim=HEAD_SIZE,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000000,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [11, 11, 10],
+            "mrope_interleaved": True,
+        },
+        **_deeper(sizes),
+    )
 
 
 def _image_processor(patch: int, processor: str, mean: list[float], std: list[float], size: Json) -> Json:
@@ -208,10 +223,13 @@ QWEN_VL_RECIPES: dict[str, Recipe] = {
     ),
     "qwen3_vl": Recipe(vocabulary("Qwen3VLProcessor"), _qwen3_vl, _files3("Qwen3VLProcessor")),
     "qwen3_vl_moe": Recipe(vocabulary("Qwen3VLProcessor"), _qwen3_vl_moe, _files3("Qwen3VLProcessor")),
-    "qwen3_5": Recipe(
-        vocabulary("Qwen3VLProcessor"),
-        _qwen3_5,
-        _files3("Qwen3VLProcessor"),
-        zero_centred=("_layernorm.", "language_model.norm.", "q_norm.", "k_norm."),
-    ),
+    **{
+        family: Recipe(
+            vocabulary("Qwen3VLProcessor"),
+            config,
+            _files3("Qwen3VLProcessor"),
+            zero_centred=("_layernorm.", "language_model.norm.", "q_norm.", "k_norm."),
+        )
+        for family, config in (("qwen3_5", _qwen3_5), ("qwen3_5_moe", _qwen3_5_moe))
+    },
 }

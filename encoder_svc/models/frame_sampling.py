@@ -20,6 +20,10 @@ from epd.encoder.v1.media_pb2 import VideoOptions
 CLOCK_TOLERANCE = 1e-3
 """Seconds. Matroska rounds times to milliseconds; a rate that is constant but for that is constant."""
 
+DEFAULT_RATE = 2.0
+"""Frames a second of a video that came as images and does not say its rate, where the checkpoint has none either: what
+the Qwen-VL families were trained with."""
+
 
 @dataclass(frozen=True)
 class FrameSampling:

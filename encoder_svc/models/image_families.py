@@ -1,4 +1,4 @@
-"""How transformers' image families differ, as data: a row for each, read by one adapter and one tower.
+"""How transformers' families that see differ, as data: a row for each, read by one adapter and one tower.
 
 A family that cuts images into tiles of one size, calls ``get_image_features(pixel_values)`` and gets the rows of each
 tile needs a row here and one in :mod:`~encoder_svc.models.registry`, and no code (docs/models.md has an example).
@@ -18,9 +18,11 @@ from encoder_svc.models.image_rows import (
     RowRule,
     class_token_rows,
     constant_rows,
+    frame_grid,
     merge_size,
     merged_rows,
     patch_grid,
+    pooled_rows,
     selected_rows,
     shuffled_rows,
     sized_grid,
@@ -31,7 +33,9 @@ from encoder_svc.models.image_rows import (
     tiles,
     unpadded_rows,
 )
+from encoder_svc.models.minicpm_videos import MiniCPMVideos
 from encoder_svc.models.patch_inputs import make_glm_inputs, make_kimi_inputs
+from encoder_svc.models.video_inputs import GlmVideos, KimiVideos, SquareVideos, VideoInputs
 
 
 class Joining(Enum):
@@ -46,17 +50,6 @@ class Joining(Enum):
     """Shape (1, 3, patch, patches · patch): one after another along the last dimension."""
 
 
-class Pieces(Enum):
-    """What one element of the call's result belongs to."""
-
-    TILE = auto()
-    """One of the tiles of an image: as many as its pixels have in their first dimension."""
-    SLICE = auto()
-    """One of the slices of an image: as many as ``target_sizes`` has."""
-    ITEM = auto()
-    """A whole image."""
-
-
 def _text_width(config: Any) -> int:
     return int(config.text_config.hidden_size)
 
@@ -67,6 +60,23 @@ def _nothing(config: Any) -> Mapping[str, Any]:
 
 def _one(config: Any) -> int:
     return 1
+
+
+@dataclass(frozen=True)
+class VideoFamily:
+    """What a family does with videos."""
+
+    inputs: Callable[[Checkpoint, ImageFamily, Any], VideoInputs]
+    """Makes, of the checkpoint, its family and the configuration, what turns videos into the tower's input."""
+    placeholder: tuple[str, ...] = ()
+    """Which of the inputs the language side needs too."""
+    rows: RowRule | None = None
+    """How many rows a video becomes. None: as an image of these inputs."""
+    grid: GridRule | None = None
+    """``grid_dim`` of a video. None: as of an image."""
+    apart: bool = False
+    """They have a call of their own, ``get_video_features(pixel_values_videos)``, which takes videos of one shape.
+    Otherwise they go through the call of images, together with these."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +107,13 @@ class ImageFamily:
     method: str = "get_image_features"
     """What is called; ``forward`` for a model that is a tower and nothing else."""
     arguments: tuple[str, ...] = ()
-    """What the call takes beside ``pixel_values``: names of what the image processor gives, int64, items first."""
+    """What the call takes beside ``pixel_values``: names of what the image processor gives, int64. The first has a line
+    for each element of the call's result. If there are none, a tile is an element."""
     placeholder: tuple[str, ...] = ()
     """Which of these, or of what else the processor gives, the language side needs too."""
+    settings: tuple[str, ...] = ()
+    """Switches of the image processor that are told as if they were given, for :attr:`placeholder`."""
     joining: Joining = Joining.TILES
-    pieces: Pieces = Pieces.TILE
     items_a_call: int | None = None
     """Images of one call at most. None: as many as the batch has."""
     frames: Callable[[Any], int] = _one
@@ -110,6 +122,8 @@ class ImageFamily:
     """The length of the image's one vector, a second matrix beside the rows of its tokens. None: there is none."""
     absent: tuple[str, ...] = ("language_model",)
     """Members of the model that are no part of its towers."""
+    videos: VideoFamily | None = None
+    """None: no videos."""
 
 
 def _vision_width(config: Any) -> int:
@@ -120,7 +134,7 @@ def _own_width(config: Any) -> int:
     return int(config.hidden_size)
 
 
-def _glm(model: str) -> ImageFamily:
+def _glm(model: str, *, by_duration: bool = False) -> ImageFamily:
     return ImageFamily(
         model,
         temporal_merged_rows,
@@ -129,8 +143,10 @@ def _glm(model: str) -> ImageFamily:
         inputs=make_glm_inputs,
         arguments=("image_grid_thw",),
         placeholder=("image_grid_thw",),
-        pieces=Pieces.ITEM,
         frames=lambda config: int(config.vision_config.temporal_patch_size),
+        videos=VideoFamily(
+            lambda checkpoint, _, config: GlmVideos(checkpoint, config, by_duration=by_duration), ("video_grid_thw",)
+        ),
     )
 
 
@@ -144,7 +160,6 @@ def _pixtral(model: str) -> ImageFamily:
         arguments=("image_sizes",),
         placeholder=("image_sizes",),
         joining=Joining.PADDED,
-        pieces=Pieces.ITEM,
         # The tower attends over all images of a call with one dense mask.
         items_a_call=2,
     )
@@ -160,7 +175,9 @@ DESCRIPTIONS: dict[tuple[str, str], ImageFamily] = {
         low_is_one_of_several=True,
         arguments=("image_sizes",),
         placeholder=("image_sizes",),
-        pieces=Pieces.ITEM,
+        videos=VideoFamily(
+            lambda checkpoint, *_: SquareVideos(checkpoint, shifted=False), rows=pooled_rows, apart=True
+        ),
     ),
     ("internvl", ""): ImageFamily(
         "InternVLModel",
@@ -169,6 +186,7 @@ DESCRIPTIONS: dict[tuple[str, str], ImageFamily] = {
         processing=lambda config: {"crop_to_patches": True},
         low_detail={"crop_to_patches": False},
         placeholder=("num_patches",),
+        videos=VideoFamily(lambda checkpoint, *_: SquareVideos(checkpoint, shifted=True)),
     ),
     ("gemma3", ""): ImageFamily(
         "Gemma3Model",
@@ -185,7 +203,7 @@ DESCRIPTIONS: dict[tuple[str, str], ImageFamily] = {
     ("mistral3", ""): _pixtral("Mistral3Model"),
     ("glm4v", ""): _glm("Glm4vModel"),
     ("glm4v_moe", ""): _glm("Glm4vMoeModel"),
-    ("glm46v", ""): _glm("Glm46VModel"),
+    ("glm46v", ""): _glm("Glm46VModel", by_duration=True),
     ("minicpmv4_6", ""): ImageFamily(
         "MiniCPMV4_6Model",
         sliced_rows,
@@ -193,9 +211,14 @@ DESCRIPTIONS: dict[tuple[str, str], ImageFamily] = {
         processing=lambda config: {"downsample_mode": config.downsample_mode},
         low_detail={"slice_mode": False},
         arguments=("target_sizes",),
-        placeholder=("target_sizes", "grids"),
+        placeholder=("target_sizes", "grids", "use_image_id"),
+        settings=("use_image_id",),
         joining=Joining.STRIP,
-        pieces=Pieces.SLICE,
+        videos=VideoFamily(
+            lambda checkpoint, _, config: MiniCPMVideos(checkpoint, config.downsample_mode),
+            ("target_sizes_videos", "grids_videos", "use_image_id"),
+            grid=frame_grid,
+        ),
     ),
     ("kimi_k25", ""): ImageFamily(
         "Kimi_K25Model",
@@ -204,7 +227,7 @@ DESCRIPTIONS: dict[tuple[str, str], ImageFamily] = {
         inputs=make_kimi_inputs,
         arguments=("image_grid_thw",),
         placeholder=("image_grid_thw",),
-        pieces=Pieces.ITEM,
+        videos=VideoFamily(KimiVideos, ("video_grid_thw",)),
     ),
     ("siglip", ""): ImageFamily(
         "SiglipModel",

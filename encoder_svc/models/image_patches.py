@@ -8,6 +8,7 @@ so an item's input is one byte per value instead of eight.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -26,10 +27,28 @@ BICUBIC = 3
 """``PIL.Image.Resampling.BICUBIC``, as preprocessor configs name it."""
 
 
-class ImagePreprocessing(BaseModel):
-    """The constants of a checkpoint's image processor. Defaults are those of transformers 5.24."""
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+
+
+class PixelSettings(BaseModel):
+    """How a processor resizes and normalises. Defaults are those of transformers 5.24."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    image_mean: tuple[float, float, float] = CLIP_MEAN
+    """Of each channel, on the scale after rescaling."""
+    image_std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = CLIP_STD
+    rescale_factor: float = Field(default=1 / 255, gt=0)
+    do_resize: bool = True
+    do_rescale: bool = True
+    do_normalize: bool = True
+    resample: int = BICUBIC
+
+
+class ImagePreprocessing(PixelSettings):
+    """The constants of a checkpoint's image processor. Defaults are those of transformers 5.24."""
 
     min_pixels: int = Field(default=56 * 56, ge=1)
     """The least number of pixels after resizing."""
@@ -41,14 +60,6 @@ class ImagePreprocessing(BaseModel):
     """The side of a merge block in patches: a block becomes one row."""
     temporal_patch_size: int = Field(default=2, ge=1)
     """Frames in a patch. A still image is repeated so many times."""
-    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
-    """Of each channel, on the scale after rescaling."""
-    image_std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.26862954, 0.26130258, 0.27577711)
-    rescale_factor: float = Field(default=1 / 255, gt=0)
-    do_resize: bool = True
-    do_rescale: bool = True
-    do_normalize: bool = True
-    resample: int = BICUBIC
 
     @property
     def factor(self) -> int:
@@ -67,6 +78,7 @@ class ImagePreprocessing(BaseModel):
 
 
 Constants = TypeVar("Constants", bound=ImagePreprocessing)
+Settings = TypeVar("Settings", bound=PixelSettings)
 
 
 def read_image_preprocessing(preprocessor: dict[str, Any]) -> ImagePreprocessing:
@@ -97,8 +109,25 @@ def read_preprocessing(model: type[Constants], preprocessor: dict[str, Any], fil
         for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
             if size.get(edge) is not None:
                 values.setdefault(name, size[edge])
+    constants = read_settings(model, values, file)
+    if constants.min_pixels > constants.max_pixels:
+        raise SetupError(f"{file}: min_pixels is greater than max_pixels")
+    return constants
+
+
+def read_settings(model: type[Settings], values: Mapping[str, Any], file: str) -> Settings:
+    """The constants of a processor that resizes bicubically.
+
+    Args:
+        model: which constants there are, and their defaults.
+        values: the settings.
+        file: where they are from, for messages.
+
+    Raises:
+        SetupError: a value is wrong, or asks for something else than resizing bicubically.
+    """
     try:
-        constants = model.model_validate(values)
+        constants = model.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
         fault = error.errors()[0]
         raise SetupError(f"{file}: {'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}") from None
@@ -107,8 +136,6 @@ def read_preprocessing(model: type[Constants], preprocessor: dict[str, Any], fil
             f"{file} asks for do_resize false or another filter than bicubic (resample 3), which this "
             "family's preprocessing does not do"
         )
-    if constants.min_pixels > constants.max_pixels:
-        raise SetupError(f"{file}: min_pixels is greater than max_pixels")
     return constants
 
 

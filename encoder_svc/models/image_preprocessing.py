@@ -39,23 +39,31 @@ class Normalisation:
     """Taken from each channel. None: nothing is."""
     deviation: tuple[float, ...] | None
     """What each channel is divided by then."""
+    fused: bool = False
+    """The factor is part of mean and deviation, as processors with torchvision have it."""
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8, shape (n, channels, ...) → float32 of the same shape, equal to transformers' bit for bit."""
+        fused = self.fused and self.factor is not None and self.mean is not None
         # As transformers does it: the product in double precision, what follows in single.
-        values = (pixels.double() * self.factor).float() if self.factor is not None else pixels.float()
+        values = pixels.float() if fused or self.factor is None else (pixels.double() * self.factor).float()
         if self.mean is None or self.deviation is None:
             return values
         shape = (1, -1, *[1] * (pixels.dim() - 2))
+        scale = 1.0 / self.factor if fused and self.factor is not None else 1.0
         mean, deviation = (
-            torch.tensor(constants, dtype=torch.float32, device=pixels.device).view(shape)
+            (torch.tensor(constants, dtype=torch.float32, device=pixels.device) * scale).view(shape)
             for constants in (self.mean, self.deviation)
         )
         return (values - mean) / deviation
 
     @staticmethod
-    def read(settings: Any) -> Normalisation:
+    def read(settings: Any, *, fused: bool = False) -> Normalisation:
         """From a processor's attributes.
+
+        Args:
+            settings: the processor, or its constants.
+            fused: as :attr:`fused`.
 
         Raises:
             SetupError: there is no mean or deviation for each of three channels.
@@ -69,7 +77,7 @@ class Normalisation:
         )
         if len(mean) != 3 or len(deviation) != 3 or not all(deviation):
             raise SetupError("preprocessor_config.json: image_mean and image_std need three values, none of them 0")
-        return Normalisation(factor, mean, deviation)
+        return Normalisation(factor, mean, deviation, fused)
 
 
 class ImageInputs(Protocol):
@@ -122,6 +130,7 @@ class LibraryInputs:
         self._low_is_one_of_several = family.low_is_one_of_several
         self._arguments = dict(family.processing(config))
         self._processor = _make_processor(checkpoint, family.processor)
+        self._told = {name: torch.tensor([int(getattr(self._processor, name))]) for name in family.settings}
         self.normalisation = Normalisation.read(self._processor)
         self.constants = {
             "processor": type(self._processor).__name__,
@@ -155,7 +164,7 @@ class LibraryInputs:
                 Reason.MEDIA_UNSUPPORTED,
                 f"this model's preprocessing cannot take an image of {width}×{height} pixels; crop or resize it",
             ) from None
-        inputs = {name: _as_integers(value) for name, value in given.items() if name != "pixel_values"}
+        inputs = {name: _as_integers(value) for name, value in given.items() if name != "pixel_values"} | self._told
         values = given["pixel_values"]
         if values.dtype != torch.uint8:
             raise AssertionError(f"{type(self._processor).__name__} gives {values.dtype} without normalising")

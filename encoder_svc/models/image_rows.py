@@ -38,8 +38,14 @@ def sized_grid(config: Any, inputs: Inputs) -> tuple[int, ...]:
 
 
 def temporal_grid(config: Any, inputs: Inputs) -> tuple[int, ...]:
-    """(t, h, w) as the processor told it."""
-    return tuple(inputs["image_grid_thw"][0].tolist())
+    """(t, h, w) as the processor told it; of a video all its pieces together, which are of one size."""
+    _, height, width = inputs["image_grid_thw"][0].tolist()
+    return int(inputs["image_grid_thw"][:, 0].sum()), height, width
+
+
+def frame_grid(config: Any, inputs: Inputs) -> tuple[int, ...]:
+    """(frames), each of which is cut into the same slices."""
+    return (inputs["grids_videos"].shape[0],)
 
 
 def constant_rows(field: str) -> RowRule:
@@ -79,9 +85,10 @@ def temporal_merged_rows(config: Any, inputs: Inputs) -> int:
 
 
 def temporal_mean_rows(config: Any, inputs: Inputs) -> int:
-    """h·w / merge block, whatever t: the mean over time is taken."""
+    """h·w / merge block of each image or chunk, whatever its t: the mean over time is taken."""
     _, height, width = temporal_grid(config, inputs)
-    return height * width // int(math.prod(config.vision_config.merge_kernel_size))
+    chunks = inputs["image_grid_thw"].shape[0]
+    return chunks * (height * width // int(math.prod(config.vision_config.merge_kernel_size)))
 
 
 def shuffled_rows(config: Any, inputs: Inputs) -> int:
@@ -120,6 +127,12 @@ def unpadded_rows(config: Any, inputs: Inputs) -> int:
     if ratio > 1.1:
         height, width = int(height // ratio), int(width // ratio)
     return base + height * (width + 1)
+
+
+def pooled_rows(config: Any, inputs: Inputs) -> int:
+    """LLaVA-OneVision's video: half as many rows and columns of each frame, and one ``image_newline`` at the end."""
+    side = _side(config.vision_config.image_size) // _side(config.vision_config.patch_size)
+    return inputs["pixel_values"].shape[0] * (-(-side // 2)) ** 2 + 1
 
 
 def best_resolution(height: int, width: int, resolutions: list[list[int]]) -> tuple[int, int]:

@@ -29,12 +29,12 @@ from encoder_svc.models.audio_config import read_section
 from encoder_svc.models.audio_family import PreparedSound, sound_layout
 from encoder_svc.models.checkpoint import Checkpoint, open_checkpoint
 from encoder_svc.models.dtypes import DATA_TYPES
-from encoder_svc.models.frame_sampling import times_of
+from encoder_svc.models.frame_sampling import DEFAULT_RATE, times_of
 from encoder_svc.models.mimo_v2_config import MimoAudio, MimoProcessor, MimoTokenizer, MimoVision
 from encoder_svc.models.mimo_v2_lengths import cut_units, rows_of
 from encoder_svc.models.mimo_v2_mel import log_mel
 from encoder_svc.models.mimo_v2_pixels import FAMILY, with_video_settings
-from encoder_svc.models.qwen_vision import DEFAULT_RATE, QwenVision
+from encoder_svc.models.qwen_vision import QwenVision
 from encoder_svc.models.registry import FAMILIES
 from encoder_svc.models.sound_of_videos import add_sound, tell_sound, without_sound
 from epd.encoder.v1.embedding_pb2 import DataType

@@ -7,24 +7,27 @@ of transformers' processors.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
+from pydantic import Field, PositiveFloat
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
 from encoder_svc.models.checkpoint import Checkpoint
 from encoder_svc.models.image_patches import (
-    BICUBIC,
-    MAX_ASPECT_RATIO,
+    HALF,
     ImagePreprocessing,
+    PixelSettings,
     cut_patches,
     pixel_bounds,
     read_image_preprocessing,
+    read_settings,
     resize,
 )
 from encoder_svc.models.image_preprocessing import Normalisation
 from encoder_svc.models.image_rows import Inputs
+from encoder_svc.models.video_patches import smart_resize_video
 from epd.encoder.v1.media_pb2 import ImageDetail, ImageOptions
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ class GlmInputs:
 
     def __init__(self, constants: ImagePreprocessing) -> None:
         self._constants = constants
-        self.normalisation = _normalisation(constants)
+        self.normalisation = Normalisation.read(constants, fused=True)
         self.constants = {"rule": "glm", **constants.model_dump()}
 
     def __call__(self, pixels: torch.Tensor, options: ImageOptions) -> Inputs:
@@ -54,7 +57,15 @@ class GlmInputs:
             min_pixels=options.min_pixels * frames, max_pixels=options.max_pixels * frames, detail=options.detail
         )
         least, greatest = pixel_bounds(constants, of_all_frames)
-        height, width = fit_frames(pixels.shape[0], pixels.shape[1], frames, constants.factor, least, greatest)
+        height, width = smart_resize_video(
+            frames,
+            pixels.shape[0],
+            pixels.shape[1],
+            frames,
+            constants.factor,
+            min_pixels=least,
+            max_pixels=greatest,
+        )
         rows, columns = height // constants.patch_size, width // constants.patch_size
         patches = torch.empty(rows * columns, 3 * constants.patch_size**2, dtype=torch.uint8)
         cut_patches(resize(pixels, height, width), constants.patch_size, constants.merge_size, patches)
@@ -73,50 +84,8 @@ def make_glm_inputs(checkpoint: Checkpoint, family: ImageFamily, config: Any) ->
     return GlmInputs(read_image_preprocessing({"size": _GLM_PIXELS, **checkpoint.preprocessor}))
 
 
-def fit_frames(height: int, width: int, frames: int, factor: int, least: int, greatest: int) -> tuple[int, int]:
-    """The size that an image is resized to, whose pixels count once for each frame of a patch.
-
-    The rule is that of ``smart_resize`` in transformers' ``image_processing_glm4v``: an image smaller than a merge
-    block is enlarged to one first.
-
-    Args:
-        height: pixels.
-        width: pixels.
-        frames: of a patch.
-        factor: the side of a merge block in pixels.
-        least: pixels of all frames.
-        greatest: pixels of all frames.
-
-    Returns:
-        Height and width in pixels, whole merge blocks.
-
-    Raises:
-        ServiceError: the longer side is more than :data:`MAX_ASPECT_RATIO` shorter ones.
-    """
-    if height < factor or width < factor:
-        scale = max(factor / height, factor / width)
-        height, width = int(height * scale), int(width * scale)
-    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
-        raise ServiceError(
-            Reason.MEDIA_UNSUPPORTED,
-            f"the image's longer side is more than {MAX_ASPECT_RATIO} times the shorter one, which this model does not "
-            "take: crop it",
-        )
-    rows, columns = round(height / factor), round(width / factor)
-    if frames * rows * columns * factor**2 > greatest:
-        shrink = math.sqrt(frames * height * width / greatest)
-        rows = max(1, math.floor(height / shrink / factor))
-        columns = max(1, math.floor(width / shrink / factor))
-    elif frames * rows * columns * factor**2 < least:
-        grow = math.sqrt(least / (frames * height * width))
-        rows, columns = math.ceil(height * grow / factor), math.ceil(width * grow / factor)
-    return rows * factor, columns * factor
-
-
-class KimiPreprocessing(BaseModel):
+class KimiPreprocessing(PixelSettings):
     """The constants of Kimi K2.5's image processor. Defaults are those of transformers 5.24."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     patch_size: int = Field(default=14, ge=1)
     merge_size: int = Field(default=2, ge=1)
@@ -124,13 +93,27 @@ class KimiPreprocessing(BaseModel):
     """Patches of an image, about."""
     max_side: int = Field(default=512, ge=1)
     """Patches of a side."""
-    image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    image_std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.5, 0.5, 0.5)
-    rescale_factor: float = Field(default=1 / 255, gt=0)
-    do_resize: bool = True
-    do_rescale: bool = True
-    do_normalize: bool = True
-    resample: int = BICUBIC
+    image_mean: tuple[float, float, float] = HALF
+    image_std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = HALF
+
+    def fit(self, height: int, width: int, limit: int) -> tuple[int, int, int, int]:
+        """The size that a picture is resized to, and that of its grid with the padding.
+
+        Args:
+            height: pixels.
+            width: pixels.
+            limit: patches, about.
+
+        Returns:
+            Height and width in pixels; rows and columns of patches, whole merge blocks.
+        """
+        height, width = shrink_to_patches(height, width, self.patch_size, limit, self.max_side)
+        block = self.patch_size * self.merge_size
+        rows, columns = (-(-side // block) * self.merge_size for side in (height, width))
+        return height, width, rows, columns
+
+
+Kimi = TypeVar("Kimi", bound=KimiPreprocessing)
 
 
 class KimiInputs:
@@ -142,23 +125,18 @@ class KimiInputs:
 
     def __init__(self, constants: KimiPreprocessing) -> None:
         self._constants = constants
-        self.normalisation = _normalisation(constants)
+        self.normalisation = Normalisation.read(constants, fused=True)
         self.constants = {"rule": "kimi", **constants.model_dump()}
 
     def __call__(self, pixels: torch.Tensor, options: ImageOptions) -> Inputs:
         """See :meth:`~encoder_svc.models.image_preprocessing.ImageInputs.__call__`."""
         constants = self._constants
-        patch, factor = constants.patch_size, constants.patch_size * constants.merge_size
-        limit = patch_limit(constants.max_patches, patch, options)
-        height, width = shrink_to_patches(pixels.shape[0], pixels.shape[1], patch, limit, constants.max_side)
-        rows, columns = (-(-side // factor) * constants.merge_size for side in (height, width))
-        canvas = torch.zeros(3, rows * patch, columns * patch, dtype=torch.uint8)
-        canvas[:, :height, :width] = resize(pixels, height, width)
-        cut = canvas.view(3, rows, patch, columns, patch).permute(1, 3, 0, 2, 4)
-        return {
-            "pixel_values": cut.reshape(rows * columns, 3, patch, patch),
-            "image_grid_thw": torch.tensor([[1, rows, columns]]),
-        }
+        side = constants.patch_size
+        limit = patch_limit(constants.max_patches, side, options)
+        height, width, rows, columns = constants.fit(pixels.shape[0], pixels.shape[1], limit)
+        patches = torch.empty(rows, columns, 3, side, side, dtype=torch.uint8)
+        cut_rows(pixels, height, width, patches)
+        return {"pixel_values": patches.flatten(0, 1), "image_grid_thw": torch.tensor([[1, rows, columns]])}
 
 
 def make_kimi_inputs(checkpoint: Checkpoint, family: ImageFamily, config: Any) -> KimiInputs:
@@ -167,25 +145,42 @@ def make_kimi_inputs(checkpoint: Checkpoint, family: ImageFamily, config: Any) -
     Raises:
         SetupError: its settings are wrong.
     """
-    values = {name: value for name, value in checkpoint.preprocessor.items() if value is not None}
+    return KimiInputs(read_kimi(KimiPreprocessing, checkpoint.preprocessor, "preprocessor_config.json"))
+
+
+def read_kimi(model: type[Kimi], settings: Mapping[str, Any], file: str) -> Kimi:
+    """The constants of a processor of Kimi K2.5.
+
+    Args:
+        model: which constants there are, and their defaults.
+        settings: the processor's.
+        file: where they are from, for messages.
+
+    Raises:
+        SetupError: a value is wrong, or asks for something that is not done here.
+    """
+    values = dict(settings)
     size = values.pop("size", None)
     if isinstance(size, dict) and size.get("max_height") is not None:
         values["max_side"] = size["max_height"]
         if size.get("max_width") != size["max_height"]:
-            raise SetupError("preprocessor_config.json: size.max_height and size.max_width differ")
-    try:
-        constants = KimiPreprocessing.model_validate(values)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise SetupError(
-            f"preprocessor_config.json: {'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
-        ) from None
-    if not constants.do_resize or constants.resample != BICUBIC:
-        raise SetupError(
-            "preprocessor_config.json asks for do_resize false or another filter than bicubic (resample 3), which this "
-            "family's preprocessing does not do"
-        )
-    return KimiInputs(constants)
+            raise SetupError(f"{file}: size.max_height and size.max_width differ")
+    return read_settings(model, values, file)
+
+
+def cut_rows(pixels: torch.Tensor, height: int, width: int, out: torch.Tensor) -> None:
+    """Resizes a picture, pads it with black below and to the right, and cuts it into patches row by row.
+
+    Args:
+        pixels: uint8, shape (rows, columns, channels).
+        height: to resize to, in pixels.
+        width: to resize to, in pixels.
+        out: takes the patches; uint8, shape (rows, columns, channels, side, side).
+    """
+    rows, columns, channels, side, _ = out.shape
+    canvas = torch.zeros(channels, rows * side, columns * side, dtype=torch.uint8)
+    canvas[:, :height, :width] = resize(pixels, height, width)
+    out.copy_(canvas.view(channels, rows, side, columns, side).permute(1, 3, 0, 2, 4))
 
 
 def shrink_to_patches(height: int, width: int, patch: int, max_patches: int, max_side: int) -> tuple[int, int]:
@@ -229,7 +224,3 @@ def patch_limit(most: int, patch_size: int, options: ImageOptions) -> int:
                 field=f"options.{name}",
             )
     return max(1, min(most, options.max_pixels // patch_size**2)) if options.max_pixels else most
-
-
-def _normalisation(constants: Any) -> Normalisation:
-    return Normalisation.read(constants)

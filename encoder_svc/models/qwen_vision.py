@@ -28,7 +28,6 @@ from encoder_svc.models.frame_sampling import (
     patch_times,
     sample_between_ends,
     sample_in_steps,
-    times_of,
 )
 from encoder_svc.models.image_patches import (
     ImagePreprocessing,
@@ -39,6 +38,7 @@ from encoder_svc.models.image_patches import (
     smart_resize,
 )
 from encoder_svc.models.qwen_vision_config import VisionConfig, read_vision_config
+from encoder_svc.models.timeline import Timeline
 from encoder_svc.models.video_patches import (
     VideoPreprocessing,
     WholeVideoPreprocessing,
@@ -53,17 +53,12 @@ from epd.encoder.v1.embedding_pb2 import (
     Int64List,
     PlaceholderValue,
     TensorSpec,
-    VideoMetadata,
 )
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from epd.internal.v1.media_worker_pb2 import ModelInput
 from epd.internal.v1.media_worker_pb2 import Tower as TowerName
 
 CHANNELS = 3
-
-DEFAULT_RATE = 2.0
-"""Frames a second of a video that came as images and does not say its rate, where the checkpoint has none either: what
-the Qwen-VL families were trained with."""
 
 
 @dataclass(frozen=True)
@@ -201,35 +196,17 @@ class QwenVision:
         # The reference, too, samples no frames that come as images.
         in_images = item.WhichOneof("source") == "frames"
         wanted = choose_sampling(constants.sampling, constants.do_sample_frames and not in_images, options)
-        if wanted.fps is not None and not probe.fps:
-            raise ServiceError(
-                Reason.REQUEST_INVALID,
-                "fps cannot be sampled from frames whose rate is not known; set frames.fps, or num_frames",
-                field="options.fps",
-            )
-        fps = probe.fps or constants.fps or DEFAULT_RATE
-        shown = probe.frame_times if probe.fps else [index / fps for index in range(len(probe.frame_times))]
-        total = len(shown)
-        frames = tuple(self._family.sampler(wanted, total, fps))
+        timeline = Timeline.of(probe, options, constants.fps)
+        frames = tuple(self._family.sampler(wanted, timeline.total, timeline.fps))
         height, width = constants.frame_size(len(frames), probe.height, probe.width, options)
         depth = constants.temporal_patch_size
         grid = (-(-len(frames) // depth), height // constants.patch_size, width // constants.patch_size)
         chunk = self._chunk(grid, "video_grid_thw")
-        sampled_fps = len(frames) / total * fps
         timing = self._family.timing
-        chunk.video.CopyFrom(
-            VideoMetadata(
-                width=probe.width,
-                height=probe.height,
-                resized_width=width,
-                resized_height=height,
-                sampled_fps=sampled_fps,
-                frame_times=[shown[index] for index in frames],
-                video_timestamps=patch_times(times_of(frames, fps, shown), depth) if timing.has_timestamps else (),
-            )
-        )
+        stamps = patch_times(timeline.told(frames), depth) if timing.has_timestamps else ()
+        chunk.video.CopyFrom(timeline.metadata(probe, frames, height, width, stamps))
         if timing.seconds_name:
-            rate = sampled_fps if timing.assumed_rate is None else options.fps or timing.assumed_rate
+            rate = timeline.sampled_fps(frames) if timing.assumed_rate is None else options.fps or timing.assumed_rate
             chunk.placeholder_metadata.add(
                 name=timing.seconds_name, doubles=DoubleList(values=(depth / rate,)), shape=(1,)
             )

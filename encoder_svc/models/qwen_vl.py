@@ -1,4 +1,4 @@
-"""The Qwen-VL families: Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts, Qwen3.5. Images and videos."""
+"""The Qwen-VL families: Qwen2-VL, Qwen2.5-VL, Qwen3-VL Qwen3.5, and mixtures of experts of both. Images and videos."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ VISION: dict[str, VisionFamily] = {
     "qwen3_vl": of_whole_videos(Qwen3Vision),
     "qwen3_vl_moe": of_whole_videos(Qwen3Vision),
     "qwen3_5": of_whole_videos(Qwen35Vision),
+    "qwen3_5_moe": of_whole_videos(Qwen35Vision),
 }
 """By ``model_type``."""
 

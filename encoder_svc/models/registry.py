@@ -61,6 +61,7 @@ class Family:
                 raise SetupError(f"the model option {name} is {value!r}; use {' or '.join(self.options[name])}")
 
 
+_VISUAL_PREFIXES = ("visual.", "model.visual.")
 _LLAVA_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
@@ -73,12 +74,13 @@ def _image_family(
     "fp32",
     adapter: str = "encoder_svc.models.transformers_images:make_adapter",
     needs_transformers: bool = True,
+    sees_videos: bool = False,
 ) -> Family:
     """A family that :mod:`encoder_svc.models.image_families` describes."""
     return Family(
         model_type=model_type,
         architectures=(architecture,),
-        modalities=(Modality.MODALITY_IMAGE,),
+        modalities=(Modality.MODALITY_IMAGE, *((Modality.MODALITY_VIDEO,) if sees_videos else ())),
         tensors=tensors,
         prefixes=prefixes,
         adapter=adapter,
@@ -87,7 +89,11 @@ def _image_family(
     )
 
 
-_PATCHES = "images: pixels bit for bit and embeddings within 1e-4 of transformers 5.24, fp32"
+_PATCHES = "images and videos: pixels bit for bit, frames, embeddings within 1e-4 of transformers 5.24, fp32"
+_PIL_IMAGES_AND_VIDEOS = (
+    "images: pixels of the processor without torchvision; videos: pixels bit for bit, frames; embeddings within 1e-4 "
+    "of transformers 5.24, fp32"
+)
 _POOLED_TENSORS = ("embedding", "pooled_embedding")
 
 
@@ -98,7 +104,7 @@ def _qwen_vl_family(model_type: str, architecture: str, levels: int = 0) -> Fami
         architectures=(architecture,),
         modalities=(Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO),
         tensors=("embedding", *(f"deepstack_{level}" for level in range(levels))),
-        prefixes=("visual.", "model.visual."),
+        prefixes=_VISUAL_PREFIXES,
         adapter="encoder_svc.models.qwen_vl:make_adapter",
         verified="images and videos: pixels bit for bit, frames, embeddings within 1e-4 of transformers 5.24, fp32",
         needs_transformers=False,
@@ -143,6 +149,7 @@ FAMILIES: dict[str, Family] = {
         _qwen_vl_family("qwen3_vl", "Qwen3VLForConditionalGeneration", levels=3),
         _qwen_vl_family("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", levels=3),
         _qwen_vl_family("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+        _qwen_vl_family("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
         _omni_family("qwen2_5_omni", "Qwen2_5OmniForConditionalGeneration"),
         _omni_family("qwen3_omni_moe", "Qwen3OmniMoeForConditionalGeneration", levels=3),
         Family(
@@ -165,19 +172,35 @@ FAMILIES: dict[str, Family] = {
             "llava_onevision",
             "LlavaOnevisionForConditionalGeneration",
             (*_LLAVA_PREFIXES, "image_newline", "model.image_newline"),
+            verified=_PIL_IMAGES_AND_VIDEOS,
+            sees_videos=True,
         ),
-        _image_family("internvl", "InternVLForConditionalGeneration"),
+        _image_family(
+            "internvl", "InternVLForConditionalGeneration", verified=_PIL_IMAGES_AND_VIDEOS, sees_videos=True
+        ),
         _image_family("gemma3", "Gemma3ForConditionalGeneration"),
         _image_family("mistral3", "Mistral3ForConditionalGeneration"),
-        _image_family("glm4v", "Glm4vForConditionalGeneration", ("model.visual.", "visual."), verified=_PATCHES),
-        _image_family("glm4v_moe", "Glm4vMoeForConditionalGeneration", ("model.visual.", "visual."), verified=_PATCHES),
-        _image_family("glm46v", "Glm46VForConditionalGeneration", ("model.visual.", "visual."), verified=_PATCHES),
-        _image_family("minicpmv4_6", "MiniCPMV4_6ForConditionalGeneration", ("model.vision_tower.", "model.merger.")),
+        *(
+            _image_family(model_type, architecture, _VISUAL_PREFIXES, verified=_PATCHES, sees_videos=True)
+            for model_type, architecture in (
+                ("glm4v", "Glm4vForConditionalGeneration"),
+                ("glm4v_moe", "Glm4vMoeForConditionalGeneration"),
+                ("glm46v", "Glm46VForConditionalGeneration"),
+            )
+        ),
+        _image_family(
+            "minicpmv4_6",
+            "MiniCPMV4_6ForConditionalGeneration",
+            ("model.vision_tower.", "model.merger."),
+            verified=_PIL_IMAGES_AND_VIDEOS,
+            sees_videos=True,
+        ),
         _image_family(
             "kimi_k25",
             "Kimi_K25ForConditionalGeneration",
             ("vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector."),
             verified=_PATCHES,
+            sees_videos=True,
         ),
         _image_family(
             "kimi_vl",

@@ -1,7 +1,7 @@
-"""Any image family of transformers: the loaded tower, in transformers' own forward.
+"""Any family of transformers that sees: the loaded tower, in transformers' own forward.
 
-The images of a batch are joined into as few calls as their shapes allow, and what the call gives is dealt out again:
-item → tiles → rows.
+The images and videos of a batch are joined into as few calls as their shapes allow, and what a call gives is dealt out
+again: item → tiles → rows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ from torch.nn import functional
 from encoder_svc.errors import SetupError
 from encoder_svc.models.adapter import Progress, Tower, TowerInput
 from encoder_svc.models.checkpoint import Checkpoint
-from encoder_svc.models.image_families import ImageFamily, Joining, Pieces
+from encoder_svc.models.image_families import ImageFamily, Joining
 from encoder_svc.models.image_preprocessing import ImageInputs, Normalisation
+from encoder_svc.models.video_inputs import VideoInputs
 from encoder_svc.models.weights import build_towers, fingerprint, read_towers
 from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
+from epd.encoder.v1.media_pb2 import Modality
 
-PREPROCESSING_VERSION = 1
+PREPROCESSING_VERSION = 2
 """Counts changes of this code that change embeddings."""
+
+_STACKED = 4
+"""Dimensions of patches that hold some frames each: patch, channel, frame, pixel."""
 
 _ONE_ROW = 2
 """Patches of the side of a merge block."""
@@ -36,7 +41,7 @@ class TransformersImageTower:
         model: transformers' base model without its language model, on the device.
         family: how it is called.
         frames: how often a patch is repeated.
-        normalisation: of pixels.
+        normalisations: of the pixels of each modality.
         dtype: of weights and embeddings.
         device: of the model.
         weights: what was read.
@@ -48,7 +53,7 @@ class TransformersImageTower:
         model: Any,
         family: ImageFamily,
         frames: int,
-        normalisation: Normalisation,
+        normalisations: Mapping[Modality, Normalisation],
         dtype: torch.dtype,
         device: torch.device,
         weights: WeightsInfo,
@@ -57,9 +62,10 @@ class TransformersImageTower:
         self.weights = weights
         self.compatibility_fingerprint = compatibility_fingerprint
         self._call = getattr(model, family.method)
+        self._call_video = model.get_video_features if family.videos is not None and family.videos.apart else None
         self._family = family
         self._frames = frames
-        self._normalisation = normalisation
+        self._normalisations = normalisations
         self._dtype = dtype
         self._device = device
 
@@ -76,9 +82,10 @@ class TransformersImageTower:
         """The items of each call, with their places in the batch."""
         alike: dict[tuple[int, ...], list[_Numbered]] = {}
         for number, item in enumerate(items):
-            # Only tiles must be of one size; other pixels are made to fit.
-            shape = tuple(item.tensors[0].shape[1:]) if self._family.joining is Joining.TILES else ()
-            alike.setdefault((int(self._is_one_of_several(item)), *shape), []).append((number, item))
+            # Tiles must be of one size, videos with a call of their own of one length; other pixels are made to fit.
+            shape = tuple(item.tensors[0].shape) if self._is_apart(item) else self._tile_shape(item)
+            kind = int(self._is_apart(item)), int(self._is_one_of_several(item))
+            alike.setdefault((*kind, *shape), []).append((number, item))
         for group in alike.values():
             count = self._family.items_a_call or len(group)
             for start in range(0, len(group), count):
@@ -87,17 +94,18 @@ class TransformersImageTower:
     def _encode(self, items: Sequence[TowerInput]) -> list[tuple[torch.Tensor, ...]]:
         if len(items) == 1 and (self._is_one_row(items[0]) or self._is_one_of_several(items[0])):
             return self._encode([items[0], items[0]])[:1]
-        pixels = self._normalisation(_join([item.tensors[0] for item in items], self._family.joining).to(self._device))
-        if self._frames > 1:
-            # Rows of patches: channel, frame, row, column, as the first layer takes them.
-            pixels = pixels.unsqueeze(2).expand(-1, -1, self._frames, -1).flatten(1)
+        if self._call_video is not None and self._is_apart(items[0]):
+            videos = torch.stack([self._pixels(item) for item in items])
+            output = self._call_video(pixel_values_videos=videos)
+            return [(rows,) for rows in output.pooler_output]
+        pixels = _join([self._pixels(item) for item in items], self._family.joining)
         arguments = {
             name: torch.cat([item.tensors[place] for item in items]).to(self._device)
             for place, name in enumerate(self._family.arguments, 1)
         }
         if self._is_one_of_several(items[0]):
             arguments["batch_num_images"] = torch.tensor([len(items)])
-        output = self._call(pixel_values=pixels.to(self._dtype), **arguments)
+        output = self._call(pixel_values=pixels, **arguments)
         if self._family.pooled_width is not None:
             return [
                 (rows, pooled[None])
@@ -105,22 +113,34 @@ class TransformersImageTower:
             ]
         return _deal(list(output.pooler_output), [self._pieces(item) for item in items])
 
+    def _pixels(self, item: TowerInput) -> torch.Tensor:
+        """An item's pixels as the first layer takes them."""
+        pixels = self._normalisations[item.modality](item.tensors[0].to(self._device)).to(self._dtype)
+        if self._frames == 1:
+            return pixels
+        # Rows of patches: channel, frame, row, column. A still image fills all frames.
+        stacked = pixels if pixels.dim() == _STACKED else pixels.unsqueeze(2).expand(-1, -1, self._frames, -1)
+        return stacked.flatten(1)
+
+    def _tile_shape(self, item: TowerInput) -> tuple[int, ...]:
+        flat = self._frames > 1 or self._family.joining is not Joining.TILES
+        return () if flat else tuple(item.tensors[0].shape[1:])
+
+    def _is_apart(self, item: TowerInput) -> bool:
+        return self._call_video is not None and item.modality == Modality.MODALITY_VIDEO
+
     def _is_one_row(self, item: TowerInput) -> bool:
         """Mistral3Model loses a dimension where all it makes is one row."""
         return self._family.joining is Joining.PADDED and max(item.grid) <= _ONE_ROW
 
     def _is_one_of_several(self, item: TowerInput) -> bool:
         """The model takes it for one tile only if it is told of several images."""
-        return self._family.low_is_one_of_several and item.tensors[0].shape[0] == 1
+        one = item.modality == Modality.MODALITY_IMAGE and item.tensors[0].shape[0] == 1
+        return self._family.low_is_one_of_several and one
 
     def _pieces(self, item: TowerInput) -> int:
-        match self._family.pieces:
-            case Pieces.TILE:
-                return item.tensors[0].shape[0]
-            case Pieces.SLICE:
-                return item.tensors[1 + self._family.arguments.index("target_sizes")].shape[0]
-            case Pieces.ITEM:
-                return 1
+        """Elements of the call's result that belong to an item."""
+        return len(item.tensors[1 if self._family.arguments else 0])
 
 
 def load_tower(
@@ -129,6 +149,7 @@ def load_tower(
     prefixes: Sequence[str],
     config: Any,
     inputs: ImageInputs,
+    videos: VideoInputs | None,
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
@@ -147,10 +168,14 @@ def load_tower(
         )
     weights = read_towers(checkpoint, prefixes, dtype, progress)
     model = build_towers(base_class, config, weights, dtype, family.absent)
-    constants: Mapping[str, Any] = {"version": PREPROCESSING_VERSION, **inputs.constants}
+    constants: dict[str, Any] = {"version": PREPROCESSING_VERSION, **inputs.constants}
+    normalisations = {Modality.MODALITY_IMAGE: inputs.normalisation}
+    if videos is not None:
+        constants["video"] = videos.constants
+        normalisations[Modality.MODALITY_VIDEO] = videos.normalisation
     identity = fingerprint(weights, checkpoint.model_type, dtype, constants, family.width(config))
     return TransformersImageTower(
-        model.to(device), family, family.frames(config), inputs.normalisation, dtype, device, weights.info, identity
+        model.to(device), family, family.frames(config), normalisations, dtype, device, weights.info, identity
     )
 
 

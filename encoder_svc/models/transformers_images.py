@@ -1,7 +1,7 @@
-"""Any family of transformers that encodes images by a call of its own: the half of it that prepares.
+"""Any family of transformers that encodes images by a call of its own: the half of it that prepares. Some see videos.
 
-What differs between families is data (:mod:`~encoder_svc.models.image_families`). An item is prepared in order to be
-measured: what an image processor cuts out of an image is known when it has done so. The tower is in
+What differs between families is data (:mod:`~encoder_svc.models.image_families`). An image is prepared in order to be
+measured: what an image processor cuts out of it is known when it has done so. The tower is in
 :mod:`~encoder_svc.models.transformers_image_tower`.
 """
 
@@ -23,13 +23,15 @@ from encoder_svc.models.adapter import (
     Progress,
     Tower,
     TowerInput,
+    VideoProbe,
 )
 from encoder_svc.models.checkpoint import Checkpoint, open_checkpoint
 from encoder_svc.models.dtypes import DATA_TYPES, ELEMENT_BYTES
-from encoder_svc.models.image_families import ImageFamily, describe
+from encoder_svc.models.image_families import ImageFamily, VideoFamily, describe
 from encoder_svc.models.image_preprocessing import ImageInputs
 from encoder_svc.models.image_rows import Inputs
 from encoder_svc.models.registry import find_family
+from encoder_svc.models.video_inputs import VideoInputs, VideoPlan
 from epd.encoder.v1.embedding_pb2 import (
     DataType,
     EmbeddingChunk,
@@ -63,11 +65,10 @@ class ImageAdapter:
         SetupError: its configuration is wrong.
     """
 
-    modalities: tuple[Modality, ...] = (Modality.MODALITY_IMAGE,)
-
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, family: ImageFamily, config: Any) -> None:
         row = find_family(checkpoint)
         self.model_type = row.model_type
+        self.modalities: tuple[Modality, ...] = row.modalities
         self.tensors: tuple[str, ...] = row.tensors
         self._prefixes = row.prefixes
         self._checkpoint = checkpoint
@@ -77,47 +78,45 @@ class ImageAdapter:
         self._family = family
         self._config = config
         self._inputs: ImageInputs = family.inputs(checkpoint, family, config)
+        self._videos = None if family.videos is None else family.videos.inputs(checkpoint, family, config)
         self.hidden_size = family.width(config)
         # What does not fit together is found now, and not by the first item.
         self._warm_up_layout = self._lay_out(_GREY, ImageOptions())
 
     def measure(self, item: MediaItem, probe: MediaProbe) -> Layout:
         """See :meth:`Adapter.measure <encoder_svc.models.adapter.Adapter.measure>`."""
-        if item.modality != Modality.MODALITY_IMAGE:
+        if item.modality not in self.modalities:
+            kinds = "images" if self._videos is None else "images and videos"
             raise ServiceError(
-                Reason.MODALITY_UNSUPPORTED, "this server encodes images of this model only", field="modality"
+                Reason.MODALITY_UNSUPPORTED, f"this server encodes {kinds} of this model only", field="modality"
             )
-        if item.WhichOneof("options") not in (None, "image"):
+        kind = "image" if item.modality == Modality.MODALITY_IMAGE else "video"
+        if item.WhichOneof("options") not in (None, kind):
             raise ServiceError(
-                Reason.REQUEST_INVALID, "the options are not those of an image; set `image`", field="options"
+                Reason.REQUEST_INVALID, f"the options are not those of this modality; set `{kind}`", field="options"
             )
-        return self._lay_out(cast("ImageProbe", probe).decode(), item.image)
+        if kind == "image":
+            return self._lay_out(cast("ImageProbe", probe).decode(), item.image)
+        plan = self._plan(item, cast("VideoProbe", probe))
+        chunk = self._chunk(plan.inputs, cast("VideoFamily", self._family.videos))
+        chunk.video.CopyFrom(plan.metadata)
+        return Layout(chunk, self._describe(plan.inputs), plan.frames)
 
     def _lay_out(self, pixels: torch.Tensor, options: ImageOptions) -> Layout:
         inputs = self._inputs(pixels, options)
-        tensors = self._tensors(inputs)
-        rows = self._family.rows(self._config, inputs)
-        chunk = EmbeddingChunk(
-            grid_dim=self._family.grid(self._config, inputs),
-            token_count=rows,
-            placeholder_metadata=[
-                PlaceholderValue(
-                    name=name, ints=Int64List(values=inputs[name].flatten().tolist()), shape=inputs[name].shape
-                )
-                for name in self._family.placeholder
-            ],
-            image=ImageMetadata(width=pixels.shape[1], height=pixels.shape[0], **self._resized(inputs)),
-        )
-        widths = [(rows, self.hidden_size)]
-        if self._family.pooled_width is not None:
-            widths.append((1, self._family.pooled_width(self._config)))
-        for name, shape in zip(self.tensors, widths, strict=True):
-            _append(chunk, name, self.dtype, ELEMENT_BYTES[self._dtype_name], shape)
-        return Layout(chunk=chunk, input=self._describe(inputs, tensors), prepared=tensors)
+        chunk = self._chunk(inputs, self._family)
+        chunk.image.CopyFrom(ImageMetadata(width=pixels.shape[1], height=pixels.shape[0], **self._resized(inputs)))
+        return Layout(chunk, self._describe(inputs), prepared=self._tensors(inputs))
 
     def prepare(self, item: MediaItem, probe: MediaProbe, layout: Layout) -> Sequence[torch.Tensor]:
         """See :meth:`Adapter.prepare <encoder_svc.models.adapter.Adapter.prepare>`."""
-        return layout.prepared
+        if item.modality == Modality.MODALITY_IMAGE:
+            return layout.prepared
+        video = cast("VideoProbe", probe)
+        plan = self._plan(item, video)
+        pixels = torch.empty_like(plan.inputs["pixel_values"], device="cpu")
+        plan.fill(video.frames(plan.frames), pixels)
+        return self._tensors({**plan.inputs, "pixel_values": pixels})
 
     def warm_up_input(self) -> TowerInput:
         """A small mid-grey square."""
@@ -146,21 +145,58 @@ class ImageAdapter:
             self._prefixes,
             self._config,
             self._inputs,
+            self._videos,
             self._torch_dtype,
             device,
             progress,
         )
 
-    def _tensors(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        return tuple(inputs[name].contiguous() for name in ("pixel_values", *self._family.arguments))
+    def _plan(self, item: MediaItem, probe: VideoProbe) -> VideoPlan:
+        if item.video.use_audio_in_video:
+            raise ServiceError(
+                Reason.REQUEST_INVALID,
+                "this model does not hear; leave use_audio_in_video out",
+                field="options.use_audio_in_video",
+            )
+        return cast("VideoInputs", self._videos).plan(item, probe)
 
-    def _describe(self, inputs: Inputs, tensors: Sequence[torch.Tensor]) -> ModelInput:
+    def _chunk(self, inputs: Inputs, kind: ImageFamily | VideoFamily) -> EmbeddingChunk:
+        """All that an item's kind of input says; the metadata of its media are not set."""
+        rows = (kind.rows or self._family.rows)(self._config, inputs)
+        chunk = EmbeddingChunk(
+            grid_dim=(kind.grid or self._family.grid)(self._config, inputs),
+            token_count=rows,
+            placeholder_metadata=[
+                PlaceholderValue(
+                    name=name, ints=Int64List(values=inputs[name].flatten().tolist()), shape=inputs[name].shape
+                )
+                for name in kind.placeholder
+            ],
+        )
+        widths = [(rows, self.hidden_size)]
+        if self._family.pooled_width is not None:
+            widths.append((1, self._family.pooled_width(self._config)))
+        for name, shape in zip(self.tensors, widths, strict=True):
+            _append(chunk, name, self.dtype, ELEMENT_BYTES[self._dtype_name], shape)
+        return chunk
+
+    def _arguments(self, inputs: Inputs) -> tuple[str, ...]:
+        """What the call takes of an item's inputs."""
+        return tuple(name for name in self._family.arguments if name in inputs)
+
+    def _tensors(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        return tuple(inputs[name].contiguous() for name in ("pixel_values", *self._arguments(inputs)))
+
+    def _describe(self, inputs: Inputs) -> ModelInput:
         described = ModelInput(tower=TowerName.TOWER_VISION)
-        for name, tensor in zip(("pixel_values", *self._family.arguments), tensors, strict=True):
+        for name in ("pixel_values", *self._arguments(inputs)):
+            tensor = inputs[name]
             _append(described, name, _INPUT_TYPES[tensor.dtype], tensor.element_size(), tuple(tensor.shape))
         vision = getattr(self._config, "vision_config", self._config)
         patch = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
-        described.patches = max(1, inputs["pixel_values"].numel() // (3 * patch * patch))
+        pixels = inputs["pixel_values"]
+        in_rows = self._family.frames(self._config) > 1
+        described.patches = pixels.shape[0] if in_rows else max(1, pixels.numel() // (3 * patch * patch))
         return described
 
     def _resized(self, inputs: Inputs) -> dict[str, int]:

@@ -15,6 +15,8 @@ from pydantic import Field, PositiveFloat
 
 from encoder_svc.models.frame_sampling import FrameSampling
 from encoder_svc.models.image_patches import (
+    HALF,
+    Constants,
     ImagePreprocessing,
     check_aspect_ratio,
     check_pixel_bounds,
@@ -24,8 +26,6 @@ from encoder_svc.models.image_patches import (
     smart_resize,
 )
 from epd.encoder.v1.media_pb2 import VideoOptions
-
-HALF = (0.5, 0.5, 0.5)
 
 BUDGETED = 0.9
 """The share of ``max_video_tokens`` that ``Qwen2VLVideoProcessor`` gives to a video."""
@@ -106,7 +106,7 @@ class WholeVideoPreprocessing(VideoPreprocessing):
         )
 
 
-def read_video_preprocessing(model: type[VideoPreprocessing], preprocessor: dict[str, Any]) -> VideoPreprocessing:
+def read_video_preprocessing(model: type[Constants], preprocessor: dict[str, Any]) -> Constants:
     """The constants of a checkpoint's video processor.
 
     Raises:

@@ -304,6 +304,53 @@ def moon_video(*grids: tuple[int, int, int]) -> MakeMedia:
     return make
 
 
+def strip(*sizes: tuple[int, int], seed: int) -> torch.Tensor:
+    """Patches of images and slices of some sizes, beside each other."""
+    return _noise(1, 3, 14, 14 * sum(height * width for height, width in sizes), seed=seed)
+
+
+def _lines(name: str, values: Sequence[tuple[int, int]]) -> PlaceholderValue:
+    return PlaceholderValue(name=name, ints=Int64List(values=torch.tensor(values).flatten()), shape=[len(values), 2])
+
+
+_NUMBERED = PlaceholderValue(name="use_image_id", ints=Int64List(values=[1]), shape=[1])
+
+
+def sliced_images(*images: tuple[tuple[int, int], ...], grids: Sequence[tuple[int, int]]) -> MakeMedia:
+    """Images, each with its slices, as MiniCPM-V takes them. Sizes are in patches."""
+
+    def make(model: Any) -> Media:
+        every = [size for image in images for size in image]
+        pixels, sizes = strip(*every, seed=50), torch.tensor(every)
+        rows = iter(model.get_image_features(pixels.to(model.dtype), sizes).pooler_output)
+        parts = [
+            Part(
+                IMAGE,
+                torch.cat([next(rows) for _ in image]),
+                (1,),
+                (_lines("target_sizes", image), _lines("grids", [grid]), _NUMBERED),
+            )
+            for image, grid in zip(images, grids, strict=True)
+        ]
+        return Media(tuple(parts), {"pixel_values": pixels, "target_sizes": sizes})
+
+    return make
+
+
+def sliced_video(frames: int, frame: tuple[tuple[int, int], ...], grid: tuple[int, int]) -> MakeMedia:
+    """A video whose frames are cut into slices, as MiniCPM-V takes it."""
+
+    def make(model: Any) -> Media:
+        every = list(frame) * frames
+        pixels, sizes = strip(*every, seed=51), torch.tensor(every)
+        rows = torch.cat(list(model.get_video_features(pixels.to(model.dtype), sizes).pooler_output))
+        values = _lines("target_sizes_videos", every), _lines("grids_videos", [grid] * frames), _NUMBERED
+        arguments = {"pixel_values_videos": pixels, "target_sizes_videos": sizes}
+        return Media((Part(VIDEO, rows, (frames,), values),), arguments)
+
+    return make
+
+
 def both(*makers: MakeMedia) -> MakeMedia:
     """One prompt with all of them."""
 
@@ -322,7 +369,7 @@ _TYPED = "mm_token_type_ids"
 
 def _qwen3(family: str, whole: str) -> LanguageCase:
     media = both(grid_images(*_IMAGES, patch=16), grid_videos(*_VIDEOS, patch=16))
-    return LanguageCase(family, whole, media, type_ids=_TYPED, bfloat16=family != "qwen3_5")
+    return LanguageCase(family, whole, media, type_ids=_TYPED, bfloat16=not family.startswith("qwen3_5"))
 
 
 def _omni(family: str, whole: str, patch: int, bfloat16: bool) -> LanguageCase:
@@ -360,6 +407,7 @@ CASES: tuple[LanguageCase, ...] = (
     _qwen3("qwen3_vl", "Qwen3VLForConditionalGeneration"),
     _qwen3("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
     _qwen3("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+    _qwen3("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
     _omni("qwen2_5_omni", "Qwen2_5OmniThinkerForConditionalGeneration", 14, bfloat16=True),
     _omni("qwen3_omni_moe", "Qwen3OmniMoeThinkerForConditionalGeneration", 16, bfloat16=False),
     LanguageCase("qwen2_audio", "Qwen2AudioForConditionalGeneration", qwen2_audio_sounds(3000, 417), bfloat16=True),
@@ -374,6 +422,14 @@ CASES: tuple[LanguageCase, ...] = (
         "kimi_k25",
         "Kimi_K25ForConditionalGeneration",
         both(moon_images((1, 4, 6), (1, 6, 4)), moon_video((4, 4, 4), (3, 4, 4))),
+    ),
+    LanguageCase(
+        "minicpmv4_6",
+        "MiniCPMV4_6ForConditionalGeneration",
+        both(
+            sliced_images(((8, 8), (4, 8), (4, 8)), ((8, 4),), grids=((2, 1), (0, 0))),
+            sliced_video(2, ((4, 4), (4, 8), (4, 8)), (1, 2)),
+        ),
     ),
     LanguageCase("internvl", "InternVLForConditionalGeneration", tiled_images(1, 3, edge=112), "image"),
     LanguageCase("internvl", "InternVLForConditionalGeneration", tiled_video(3, edge=112), "video"),

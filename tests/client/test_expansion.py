@@ -18,13 +18,14 @@ from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.kimi_k25.processing_kimi_k25 import Kimi_K25Processor
+from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from encoder_client.language import PlaceholderError
 from encoder_client.language.families import FAMILIES
 from encoder_client.language.family import RowToken
 from encoder_client.language.placeholders import Vocabulary, expand
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, VideoMetadata
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, Int64List, PlaceholderValue, VideoMetadata
 from epd.encoder.v1.media_pb2 import Modality
 
 IMAGE, VIDEO = Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO
@@ -45,6 +46,8 @@ class Case:
     expected: Callable[[], str]
     times: tuple[float, ...] = ()
     merge: int = 1
+    values: tuple[PlaceholderValue, ...] = ()
+    number: int = 0
 
     @property
     def chunk(self) -> EmbeddingChunk:
@@ -53,6 +56,7 @@ class Case:
             token_count=self.rows,
             grid_dim=self.grid,
             video=VideoMetadata(video_timestamps=self.times) if self.times else None,
+            placeholder_metadata=self.values,
         )
 
 
@@ -116,6 +120,44 @@ def gemma3(crops: int) -> Callable[[], str]:
     return write
 
 
+SIZES, GRID = ((8, 4), *[(4, 8)] * 6), (2, 3)
+"""In patches of an image and of its slices, and their rows and columns."""
+
+
+def minicpm(kind: str, number: int, sizes: Any = SIZES, grid: tuple[int, int] = GRID) -> Callable[[], str]:
+    def write() -> str:
+        names = ("start", "end")
+        tokens = {f"image_{name}_token": f"<{'/' * (name == 'end')}image>" for name in names}
+        tokens |= {f"slice_{name}_token": f"<{'/' * (name == 'end')}slice>" for name in names}
+        tokens |= {f"image_id_{name}_token": f"<{'/' * (name == 'end')}image_id>" for name in names}
+        made = processor(
+            MiniCPMV4_6Processor, slice_mode=True, video_slice_mode=True, image_token="V", video_token="V", **tokens
+        )
+        if kind == "image":
+            inputs = {"grids": [grid], "num_patches_per_image": [len(sizes)], "target_sizes": torch.tensor(sizes)}
+            text = made.replace_image_token(inputs, 0, image_token_divisor=16)
+        else:
+            inputs = {
+                "grids_videos": np.array([grid] * 2),
+                "num_frames_per_video": [2],
+                "target_sizes_videos": np.array(list(sizes) * 2),
+            }
+            text = made.replace_video_token(inputs, 0, video_token_divisor=16)
+        return str(made._prepend_local_ids(["M" * (number + 1)], [text] * (number + 1), "M")[number])
+
+    return write
+
+
+def lines(name: str, *values: tuple[int, int]) -> PlaceholderValue:
+    return PlaceholderValue(name=name, ints=Int64List(values=np.array(values).flatten()), shape=[len(values), 2])
+
+
+NUMBERED = PlaceholderValue(name="use_image_id", ints=Int64List(values=[1]), shape=[1])
+SLICED = (lines("target_sizes", *SIZES), lines("grids", GRID), NUMBERED)
+WHOLE = (lines("target_sizes", SIZES[0]), lines("grids", (0, 0)), NUMBERED)
+FRAMES = (lines("target_sizes_videos", *SIZES, *SIZES), lines("grids_videos", GRID, GRID), NUMBERED)
+
+
 def pixtral() -> str:
     # Its module cannot be imported without torchvision.
     return "VVVV[IMG_BREAK]VVVV[IMG_BREAK]VVVV[IMG_END]"
@@ -131,12 +173,15 @@ CASES = (
     Case("gemma3", IMAGE, "V", 4, (1,), gemma3(0)),
     Case("gemma3", IMAGE, "V", 12, (3,), gemma3(2)),
     Case("mistral3", IMAGE, "V", 12, (6, 8), pixtral, merge=2),
+    Case("minicpmv4_6", IMAGE, "V", 14, (1,), minicpm("image", 0), values=SLICED),
+    Case("minicpmv4_6", IMAGE, "V", 2, (1,), minicpm("image", 3, SIZES[:1], (0, 0)), values=WHOLE, number=3),
+    Case("minicpmv4_6", VIDEO, "V", 28, (2,), minicpm("video", 1), values=FRAMES, number=1),
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}-{Modality.Name(case.modality)}-{case.rows}")
 def test_texts_equal_the_processors(case: Case) -> None:
-    token = RowToken(case.token, SimpleNamespace(spatial_merge_size=case.merge))
+    token = RowToken(case.token, SimpleNamespace(spatial_merge_size=case.merge), case.number)
     written = FAMILIES[case.family].placeholders[case.modality].expand(token, case.chunk)
     assert written == case.expected()
     assert written.count("V") == case.rows + written.count("Video")
@@ -148,6 +193,7 @@ def test_texts_equal_the_processors(case: Case) -> None:
         ("qwen3_vl", VIDEO, "video.video_timestamps"),
         ("kimi_k25", VIDEO, "video.video_timestamps"),
         ("internvl", VIDEO, "grid_dim"),
+        ("minicpmv4_6", VIDEO, "target_sizes_videos"),
         ("gemma3", IMAGE, "grid_dim"),
         ("mistral3", IMAGE, "grid_dim"),
     ],

@@ -1,9 +1,11 @@
-"""The families that see still images through a tower of transformers."""
+"""The families that see through a tower of transformers: images, and videos where they take them."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,17 @@ from typing import Any
 import torch
 from PIL import Image
 
-from encoder_svc.models.registry import FAMILIES
-from epd.encoder.v1.media_pb2 import IMAGE_DETAIL_HIGH, IMAGE_DETAIL_LOW, ImageOptions, MediaItem, Modality
+from encoder_svc.models.registry import FAMILIES, open_adapter
+from epd.encoder.v1.media_pb2 import (
+    IMAGE_DETAIL_HIGH,
+    IMAGE_DETAIL_LOW,
+    FrameSequence,
+    ImageOptions,
+    MediaItem,
+    Modality,
+    VideoOptions,
+)
+from tests.media.videos import Clip, png
 from tests.models.family_cases import FamilyCase, Medium, Prepared
 from tests.photograph import photo
 
@@ -43,6 +54,24 @@ def detailed_media() -> tuple[Medium, ...]:
             Medium(name, MediaItem(modality=IMAGE, image=ImageOptions(detail=detail)), (photo(800, 300),))
             for name, detail in (("low detail", IMAGE_DETAIL_LOW), ("high detail", IMAGE_DETAIL_HIGH))
         ),
+    )
+
+
+VIDEO = Modality.MODALITY_VIDEO
+
+
+def videos(*options: VideoOptions) -> tuple[Medium, ...]:
+    """Of an odd number of frames, of one, and as images; with each of some options."""
+    clip = Clip(frames=11, rate=Fraction(3), height=60, width=90)
+    return (
+        Medium("a video", MediaItem(modality=VIDEO), (clip.make(),)),
+        Medium("one frame", MediaItem(modality=VIDEO), (replace(clip, frames=1, width=250).make(),)),
+        Medium(
+            "frames as images",
+            MediaItem(modality=VIDEO, frames=FrameSequence(fps=2.0)),
+            tuple(png(number) for number in range(5)),
+        ),
+        *(Medium(str(chosen), MediaItem(modality=VIDEO, video=chosen), (clip.make(),)) for chosen in options),
     )
 
 
@@ -91,6 +120,24 @@ def processed(checkpoint: Path, medium: Medium, processor: str, arguments: Mappi
     return given
 
 
+def video_rows(model: Any, adapter: Any, prepared: Prepared) -> torch.Tensor:
+    """Rows of transformers' model for frames that we cut; test_library_videos compares those."""
+    pixels, *arguments = prepared.input.tensors
+    values = adapter._videos.normalisation(pixels)
+    match adapter.model_type:
+        case "internvl":
+            found = model.get_image_features(values).pooler_output
+        case "llava_onevision":
+            found = model.get_video_features(values[None]).pooler_output
+        case "minicpmv4_6":
+            found = model.get_video_features(values, arguments[0]).pooler_output
+        case "kimi_k25":
+            found = model.get_video_features(values, arguments[0]).pooler_output
+        case _:
+            found = model.get_video_features(values.flatten(1), torch.tensor([prepared.input.grid])).pooler_output
+    return torch.cat([piece.flatten(0, -2) for piece in found])
+
+
 def library_rows(
     processor: str,
     names: tuple[str, ...],
@@ -100,7 +147,9 @@ def library_rows(
     prepared: Prepared,
     arguments: Mapping[str, Any] | None = None,
 ) -> torch.Tensor:
-    """Rows of transformers' processor and model alone, nothing of ours between them."""
+    """Rows of transformers' processor and model alone, nothing of ours between them but a video's frames."""
+    if medium.item.modality == VIDEO:
+        return video_rows(model, open_adapter(checkpoint, "float32"), prepared)
     detail = DETAILS.get((checkpoint.name, medium.item.image.detail), {})
     inputs = processed(checkpoint, medium, processor, {**(arguments or {}), **detail})
     taken = {name: inputs[name] for name in ("pixel_values", *names)}
@@ -119,6 +168,8 @@ def library_rows(
 
 def patch_rows(model: Any, checkpoint: Path, medium: Medium, prepared: Prepared) -> torch.Tensor:
     """Rows of transformers' model for patches that we cut; test_image_inputs compares those."""
+    if medium.item.modality == VIDEO:
+        return video_rows(model, open_adapter(checkpoint, "float32"), prepared)
     pixels = prepared.input.tensors[0]
     grid = torch.tensor([prepared.input.grid])
     values = pixels.float() / 255
@@ -146,6 +197,15 @@ def token_rows(
     return rows
 
 
+def _and_videos(
+    images: Callable[[], tuple[Medium, ...]] = media, *options: VideoOptions
+) -> Callable[[], tuple[Medium, ...]]:
+    return lambda: (*images(), *videos(*options))
+
+
+_SAMPLED = VideoOptions(num_frames=5), VideoOptions(fps=1.0)
+
+
 def _library(
     family: str,
     processor: str,
@@ -165,8 +225,10 @@ def _tokens(family: str, processor: str, forward: Callable[[Any, Any], Any]) -> 
 
 CASES = (
     _library("llava", "CLIPImageProcessor"),
-    _library("llava_onevision", "LlavaOnevisionImageProcessor", ("image_sizes",), detailed_media),
-    _library("internvl", "GotOcr2ImageProcessor", media=detailed_media, crop_to_patches=True),
+    _library(
+        "llava_onevision", "LlavaOnevisionImageProcessor", ("image_sizes",), _and_videos(detailed_media, *_SAMPLED)
+    ),
+    _library("internvl", "GotOcr2ImageProcessor", media=_and_videos(detailed_media, *_SAMPLED), crop_to_patches=True),
     _library(
         "gemma3",
         "Gemma3ImageProcessor",
@@ -175,9 +237,19 @@ CASES = (
         pan_and_scan_max_num_crops=4,
         pan_and_scan_min_ratio_to_activate=1.2,
     ),
-    _library("minicpmv4_6", "MiniCPMV4_6ImageProcessor", ("target_sizes",), media=detailed_media, language=False),
+    _library(
+        "minicpmv4_6",
+        "MiniCPMV4_6ImageProcessor",
+        ("target_sizes",),
+        media=_and_videos(detailed_media, VideoOptions(max_frames=2)),
+    ),
     _library("mistral3", "PixtralImageProcessor", ("image_sizes",), patch_size=28),
-    *(FamilyCase(family, media, load, patch_rows) for family in ("glm4v", "glm4v_moe", "glm46v", "kimi_k25")),
+    *(
+        FamilyCase(family, _and_videos(media, VideoOptions(fps=1.0, max_pixels=4000)), load, patch_rows)
+        for family in ("glm4v", "glm4v_moe")
+    ),
+    FamilyCase("glm46v", _and_videos(media, VideoOptions(max_pixels=4000)), load, patch_rows),
+    FamilyCase("kimi_k25", _and_videos(media, *_SAMPLED), load, patch_rows),
     FamilyCase("kimi_vl", media, load_kimi_vl, patch_rows),
     _tokens("siglip", "SiglipImageProcessor", lambda model, pixels: model.vision_model(pixels)),
     _tokens("clip", "CLIPImageProcessor", lambda model, pixels: model.vision_model(pixels)),

@@ -74,5 +74,5 @@ def reference(model: Any, checkpoint: Path, medium: Medium, prepared: Prepared) 
 
 CASES = tuple(
     FamilyCase(family, media, load, reference)
-    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 )

@@ -95,6 +95,48 @@ def crops(token: RowToken, chunk: EmbeddingChunk) -> str:
     return f"Here is the original image {whole} and here are some crops to help you see better {shown}"
 
 
+def sliced(sizes: str, grids: str) -> Expansion:
+    """Images, or the frames of a video, each followed by its slices, behind their number, as MiniCPM-V has it.
+
+    Args:
+        sizes: the name of the sizes in patches of every image and slice; shape (all of them, 2).
+        grids: the name of the rows and columns of slices of each image; shape (images, 2), zeros where there are none.
+    """
+
+    def expand(token: RowToken, chunk: EmbeddingChunk) -> str:
+        patches = [height * width for height, width in _pairs(chunk, sizes)]
+        a_row, rest = divmod(sum(patches), chunk.token_count)
+        shown = _pairs(chunk, grids)
+        if rest or len(patches) != sum(1 + rows * columns for rows, columns in shown):
+            raise ValueError(f"{sizes} and {grids} that make its {chunk.token_count} rows")
+        texts = iter([token.text * (count // a_row) for count in patches])
+        pieces = []
+        for rows, columns in shown:
+            whole = f"<image>{next(texts)}</image>"
+            lines = ("".join(f"<slice>{next(texts)}</slice>" for _ in range(columns)) for _ in range(rows))
+            pieces.append(whole + "\n".join(lines))
+        return _number(token, chunk) + "".join(pieces)
+
+    return expand
+
+
+def _number(token: RowToken, chunk: EmbeddingChunk) -> str:
+    switch = _ints(chunk, "use_image_id")
+    return f"<image_id>{token.number}</image_id>" if any(switch) else ""
+
+
+def _pairs(chunk: EmbeddingChunk, name: str) -> list[tuple[int, int]]:
+    values = _ints(chunk, name)
+    return list(zip(values[::2], values[1::2], strict=True))
+
+
+def _ints(chunk: EmbeddingChunk, name: str) -> list[int]:
+    for value in chunk.placeholder_metadata:
+        if value.name == name:
+            return list(value.ints.values)
+    raise ValueError(name)
+
+
 def _first(chunk: EmbeddingChunk) -> int:
     return chunk.grid_dim[0] if chunk.grid_dim else 0
 

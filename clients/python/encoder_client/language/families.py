@@ -46,6 +46,10 @@ def _qwen_vl(model_class: str, video: Placeholder, entrance: Entrance = Entrance
     )
 
 
+def _qwen3_5(model_class: str) -> Family:
+    return replace(_qwen_vl(model_class, _TIMED_VIDEO), unused_prefixes=("mtp.", "model.mtp."))
+
+
 def _omni(model_class: str, unused: str, entrance: Entrance, video: Expansion) -> Family:
     return Family(
         model_class=model_class,
@@ -114,9 +118,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3_vl": _qwen_vl("Qwen3VLForConditionalGeneration", _TIMED_VIDEO, Entrance.TOWER_OUTPUTS),
     "qwen3_vl_moe": _qwen_vl("Qwen3VLMoeForConditionalGeneration", _TIMED_VIDEO, Entrance.TOWER_OUTPUTS),
-    "qwen3_5": replace(
-        _qwen_vl("Qwen3_5ForConditionalGeneration", _TIMED_VIDEO), unused_prefixes=("mtp.", "model.mtp.")
-    ),
+    "qwen3_5": _qwen3_5("Qwen3_5ForConditionalGeneration"),
+    "qwen3_5_moe": _qwen3_5("Qwen3_5MoeForConditionalGeneration"),
     "qwen2_5_omni": _omni(
         "Qwen2_5OmniThinkerForConditionalGeneration", "token2wav.", Entrance.EMBEDDINGS, sound_in_video.in_chunks
     ),
@@ -161,6 +164,15 @@ FAMILIES: Mapping[str, Family] = {
         placeholders={IMAGE: Placeholder("media_placeholder_token_id", expansion.rows_alone, 1)},
         config_field="text_config",
         language_prefix="language_model.",
+    ),
+    "minicpmv4_6": Family(
+        model_class="MiniCPMV4_6ForConditionalGeneration",
+        tower_prefixes=("model.vision_tower.", "model.merger."),
+        tower_modules=("model.vision_tower", "model.merger"),
+        placeholders={
+            IMAGE: _image(expansion.sliced("target_sizes", "grids")),
+            VIDEO: _video(expansion.sliced("target_sizes_videos", "grids_videos")),
+        },
     ),
     "internvl": _projected(
         "InternVLForConditionalGeneration",

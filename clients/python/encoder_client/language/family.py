@@ -43,6 +43,8 @@ class RowToken:
     """The config of the model that generates."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """The family's other tokens that an expansion writes, by the field of the config that holds the id."""
+    number: int = 0
+    """How many items of the part's modality stand before it in the prompt."""
 
 
 Expansion = Callable[[RowToken, EmbeddingChunk], str]

@@ -92,10 +92,10 @@ class Vocabulary:
         """The text that shows an item before expansion."""
         return place.shown_as or self.text(place.token_id_field)
 
-    def row_token(self, place: Placeholder) -> RowToken:
-        """The token that rows fill, as text."""
+    def row_token(self, place: Placeholder, number: int = 0) -> RowToken:
+        """The token that rows fill, as text, for the part of some number among those of its modality."""
         marks = {name: self.text(name) for name in place.marks}
-        return RowToken(self.text(place.token_id_field), self.config, marks)
+        return RowToken(self.text(place.token_id_field), self.config, marks, number)
 
 
 def expand(prompt: str, layouts: Sequence[EmbeddingChunk], vocabulary: Vocabulary) -> ExpandedPrompt:
@@ -150,7 +150,8 @@ def _expanded_text(prompt: str, parts: Sequence[EmbeddingChunk], vocabulary: Voc
             )
         place = places[by_text[text]]
         try:
-            pieces[2 * index + 1] = place.expand(vocabulary.row_token(place), chunk)
+            number = found[:index].count(text)
+            pieces[2 * index + 1] = place.expand(vocabulary.row_token(place, number), chunk)
         except ValueError as error:
             raise PlaceholderError(f"part {chunk.part_idx} comes without {error}") from None
     if len(found) < len(parts):
