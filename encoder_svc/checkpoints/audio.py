@@ -29,6 +29,26 @@ _VOXTRAL = Vocabulary(
     ),
     processor="VoxtralProcessor",
 )
+_AUDIO_FLAMINGO = Vocabulary(
+    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<sound>"),
+    end="<|im_end|>",
+    pad="<|endoftext|>",
+    chat=chat_ml({"audio": "<sound>"}, "You are a helpful assistant."),
+    processor="AudioFlamingo3Processor",
+    tokenizer="Qwen2Tokenizer",
+)
+_GLM_ASR = Vocabulary(
+    special=("<|endoftext|>", "<|user|>", "<|assistant|>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|pad|>"),
+    end="<|user|>",
+    pad="<|endoftext|>",
+    chat=Chat(
+        system=("", "\n"),
+        user=("<|user|>\n", ""),
+        assistant=("<|assistant|>\n", ""),
+        media={"audio": "<|begin_of_audio|><|pad|><|end_of_audio|>"},
+    ),
+    processor="GlmAsrProcessor",
+)
 _WHISPER = Vocabulary(
     special=(
         "<|endoftext|>",
@@ -81,6 +101,39 @@ def _voxtral(sizes: Sizes, words: Vocabulary) -> Json:
     }
 
 
+def _audioflamingo3(sizes: Sizes, words: Vocabulary) -> Json:
+    text = language("qwen2", sizes, words)
+    del text["head_dim"]
+    return {
+        **architecture("AudioFlamingo3ForConditionalGeneration", "audioflamingo3"),
+        "audio_config": audio_encoder("audioflamingo3_encoder", sizes),
+        "audio_token_id": words.ids["<sound>"],
+        "projector_bias": True,
+        "projector_hidden_act": "gelu",
+        "text_config": text,
+    }
+
+
+def _glmasr(sizes: Sizes, words: Vocabulary) -> Json:
+    return {
+        **architecture("GlmAsrForConditionalGeneration", "glmasr"),
+        "audio_config": {
+            "model_type": "glmasr_encoder",
+            "hidden_act": "gelu",
+            "hidden_size": sizes.tower_hidden,
+            "intermediate_size": 4 * sizes.tower_hidden,
+            "max_position_embeddings": 1500,
+            "num_attention_heads": sizes.tower_heads,
+            "num_hidden_layers": sizes.tower_layers,
+            "num_mel_bins": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+        "audio_token_id": words.ids["<|pad|>"],
+        "projector_hidden_act": "gelu",
+        "text_config": language("llama", sizes, words),
+    }
+
+
 def _whisper(sizes: Sizes, words: Vocabulary) -> Json:
     ids = words.ids
     start = ids["<|startoftranscript|>"]
@@ -109,6 +162,10 @@ AUDIO_RECIPES: dict[str, Recipe] = {
         _QWEN2_AUDIO, _qwen2_audio, {"preprocessor_config.json": feature_extractor("Qwen2AudioProcessor")}
     ),
     "voxtral": Recipe(_VOXTRAL, _voxtral, {"preprocessor_config.json": feature_extractor("VoxtralProcessor")}),
+    "audioflamingo3": Recipe(
+        _AUDIO_FLAMINGO, _audioflamingo3, {"preprocessor_config.json": feature_extractor("AudioFlamingo3Processor")}
+    ),
+    "glmasr": Recipe(_GLM_ASR, _glmasr, {"preprocessor_config.json": feature_extractor("GlmAsrProcessor")}),
     "whisper": Recipe(
         _WHISPER,
         _whisper,

@@ -13,6 +13,7 @@ from encoder_svc.models.adapter import AudioProbe, Layout, MediaProbe, Progress,
 from encoder_svc.models.dtypes import DATA_TYPES, ELEMENT_BYTES
 from encoder_svc.models.mel import MelSettings
 from encoder_svc.models.registry import Family
+from encoder_svc.models.tensor_specs import append_tensor
 from epd.encoder.v1.embedding_pb2 import (
     AudioMetadata,
     DataType,
@@ -25,19 +26,28 @@ from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from epd.internal.v1.media_worker_pb2 import ModelInput
 from epd.internal.v1.media_worker_pb2 import Tower as TowerName
 
+_INPUT_TYPES = {torch.float32: DataType.DATA_TYPE_FLOAT32, torch.int64: DataType.DATA_TYPE_INT64}
+
 
 @dataclass(frozen=True)
 class PreparedSound:
     """A sound as a tower takes it."""
 
     features: torch.Tensor
-    """float32, shape (mels, frames)."""
+    """float32, shape (mels, frames); of windows that the tower takes apart (windows, mels, frames)."""
     frames: int
     """Frames that the tower encodes: ``grid_dim`` of the chunk."""
     valid_frames: int
     """Frames of sound, without padding."""
     rows: int
     """Rows of the embedding."""
+    mask: torch.Tensor | None = None
+    """int64, shape (windows, frames): 1 where there is sound. None: the tower does not ask for it."""
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What the tower takes."""
+        return {"features": self.features, **({} if self.mask is None else {"mask": self.mask})}
 
 
 PrepareSound = Callable[[torch.Tensor], PreparedSound]
@@ -66,11 +76,11 @@ def check_fits(waveform: torch.Tensor, mel: MelSettings) -> None:
         )
 
 
-def too_short(waveform: torch.Tensor, mel: MelSettings) -> ServiceError:
+def too_short(waveform: torch.Tensor, sampling_rate: int) -> ServiceError:
     """The error for a sound of which no row would come."""
     return ServiceError(
         Reason.MEDIA_UNSUPPORTED,
-        f"the sound is {len(waveform) / mel.sampling_rate:.4f} s long, too short for the model to hear anything; "
+        f"the sound is {len(waveform) / sampling_rate:.4f} s long, too short for the model to hear anything; "
         "send a longer one",
     )
 
@@ -105,7 +115,9 @@ def sound_layout(
         raise ServiceError(Reason.REQUEST_INVALID, "the options are not those of sound; set `audio`", field="options")
     waveform = probe.waveform(sampling_rate)
     sound = prepare(waveform)
-    mels, columns = sound.features.shape
+    made = ModelInput(patches=sound.frames, tower=TowerName.TOWER_AUDIO)
+    for name, tensor in sound.tensors.items():
+        append_tensor(made, name, _INPUT_TYPES[tensor.dtype], tensor.element_size(), tensor.shape)
     row_bytes = hidden_size * ELEMENT_BYTES[dtype]
     return Layout(
         chunk=EmbeddingChunk(
@@ -129,20 +141,8 @@ def sound_layout(
                 mel_frames=sound.valid_frames,
             ),
         ),
-        input=ModelInput(
-            tensors=[
-                TensorSpec(
-                    name="features",
-                    dtype=DataType.DATA_TYPE_FLOAT32,
-                    shape=(mels, columns),
-                    strides=(4 * columns, 4),
-                )
-            ],
-            nbytes=4 * mels * columns,
-            patches=sound.frames,
-            tower=TowerName.TOWER_AUDIO,
-        ),
-        prepared=(sound.features,),
+        input=made,
+        prepared=tuple(sound.tensors.values()),
     )
 
 
@@ -152,7 +152,7 @@ class AudioFamilyAdapter:
     Args:
         family: its row in the table.
         dtype: of weights and embeddings.
-        mel: of the feature extractor.
+        sampling_rate: of the model, in hertz.
         prepare: makes the tower's input.
         hidden_size: of a row.
         load: loads the tower.
@@ -162,7 +162,7 @@ class AudioFamilyAdapter:
         self,
         family: Family,
         dtype: torch.dtype,
-        mel: MelSettings,
+        sampling_rate: int,
         prepare: PrepareSound,
         hidden_size: int,
         load: Callable[[torch.device, Progress], Tower],
@@ -171,10 +171,10 @@ class AudioFamilyAdapter:
         self.modalities: tuple[Modality, ...] = family.modalities
         self.tensors: tuple[str, ...] = family.tensors
         self.hidden_size = hidden_size
-        self.audio_sampling_rate: int | None = mel.sampling_rate
+        self.audio_sampling_rate: int | None = sampling_rate
         self._dtype_name = str(dtype).removeprefix("torch.")
         self.dtype: DataType = DATA_TYPES[self._dtype_name]
-        self._mel = mel
+        self._sampling_rate = sampling_rate
         self._prepare = prepare
         self._load = load
 
@@ -185,7 +185,7 @@ class AudioFamilyAdapter:
                 Reason.MODALITY_UNSUPPORTED, "this server encodes sound of this model only", field="modality"
             )
         sound = cast("AudioProbe", probe)
-        return sound_layout(item, sound, self._mel.sampling_rate, self._prepare, self.hidden_size, self._dtype_name)
+        return sound_layout(item, sound, self._sampling_rate, self._prepare, self.hidden_size, self._dtype_name)
 
     def prepare(self, item: MediaItem, probe: MediaProbe, layout: Layout) -> Sequence[torch.Tensor]:
         """See :meth:`Adapter.prepare <encoder_svc.models.adapter.Adapter.prepare>`."""
@@ -193,7 +193,7 @@ class AudioFamilyAdapter:
 
     def warm_up_input(self) -> TowerInput:
         """A second of silence."""
-        return silence(self._prepare, self._mel.sampling_rate)
+        return silence(self._prepare, self._sampling_rate)
 
     def load_tower(self, device: torch.device, progress: Progress) -> Tower:
         """See :meth:`Adapter.load_tower <encoder_svc.models.adapter.Adapter.load_tower>`."""
@@ -203,4 +203,4 @@ class AudioFamilyAdapter:
 def silence(prepare: PrepareSound, sampling_rate: int) -> TowerInput:
     """A second of silence as a tower takes it."""
     sound = prepare(torch.zeros(sampling_rate))
-    return TowerInput(Modality.MODALITY_AUDIO, (sound.frames,), (sound.features,))
+    return TowerInput(Modality.MODALITY_AUDIO, (sound.frames,), tuple(sound.tensors.values()))

@@ -45,7 +45,7 @@ def prepare_sound(waveform: torch.Tensor, mel: MelSettings) -> PreparedSound:
     check_fits(waveform, mel)
     frames = valid_frames(waveform, mel)
     if rows_of(frames) < 1:
-        raise too_short(waveform, mel)
+        raise too_short(waveform, mel.sampling_rate)
     return PreparedSound(log_mel(waveform, mel, mel.window_samples, frames), frames, frames, rows_of(frames))
 
 

@@ -63,7 +63,7 @@ def prepare_sound(waveform: torch.Tensor, mel: MelSettings) -> PreparedSound:
     check_fits(waveform, mel)
     frames = valid_frames(waveform, mel)
     if rows_of(frames) < 1:
-        raise too_short(waveform, mel)
+        raise too_short(waveform, mel.sampling_rate)
     features = log_mel(waveform, mel, mel.window_samples, min(frames + SEEN_BEYOND, mel.window_frames))
     return PreparedSound(features, frames, frames, rows_of(frames))
 
@@ -130,4 +130,6 @@ def make_adapter(path: Path, dtype: torch.dtype) -> Adapter:
             progress,
         )
 
-    return AudioFamilyAdapter(family, dtype, mel, lambda waveform: prepare_sound(waveform, mel), hidden_size, load)
+    return AudioFamilyAdapter(
+        family, dtype, mel.sampling_rate, lambda waveform: prepare_sound(waveform, mel), hidden_size, load
+    )

@@ -76,7 +76,7 @@ def _thrice_halved(size: int) -> int:
 def prepare_sound(waveform: torch.Tensor, mel: MelSettings, n_window: int) -> PreparedSound:
     """See :data:`~encoder_svc.models.audio_family.PrepareSound`. The sound is not padded, and may be of any length."""
     if len(waveform) <= mel.n_fft // 2:
-        raise too_short(waveform, mel)
+        raise too_short(waveform, mel.sampling_rate)
     frames = len(waveform) // mel.hop_length
     return PreparedSound(log_mel(waveform, mel, len(waveform), frames), frames, frames, rows_of(frames, n_window))
 

@@ -111,17 +111,17 @@ def _qwen_vl_family(model_type: str, architecture: str, levels: int = 0) -> Fami
     )
 
 
-def _audio_family(model_type: str, architecture: str, prefixes: tuple[str, ...]) -> Family:
-    """A family that only hears, with a module of its own."""
+def _audio_family(model_type: str, architecture: str, prefixes: tuple[str, ...], adapter: str = "") -> Family:
+    """A family that only hears, with a module of its own or the adapter that is named."""
     return Family(
         model_type=model_type,
         architectures=(architecture,),
         modalities=(Modality.MODALITY_AUDIO,),
         tensors=("embedding",),
         prefixes=prefixes,
-        adapter=f"encoder_svc.models.{model_type}:make_adapter",
+        adapter=adapter or f"encoder_svc.models.{model_type}:make_adapter",
         verified="sound: samples and mel (within 1e-5), embeddings within 1e-4 of transformers 5.24, fp32",
-        needs_transformers=False,
+        needs_transformers=bool(adapter),
     )
 
 
@@ -167,6 +167,15 @@ FAMILIES: dict[str, Family] = {
         _audio_family("whisper", "WhisperForConditionalGeneration", ("model.encoder.", "encoder.")),
         _audio_family("qwen2_audio", "Qwen2AudioForConditionalGeneration", _AUDIO_PREFIXES),
         _audio_family("voxtral", "VoxtralForConditionalGeneration", _AUDIO_PREFIXES),
+        *(
+            _audio_family(
+                model_type, architecture, _AUDIO_PREFIXES, "encoder_svc.models.transformers_audio:make_adapter"
+            )
+            for model_type, architecture in (
+                ("audioflamingo3", "AudioFlamingo3ForConditionalGeneration"),
+                ("glmasr", "GlmAsrForConditionalGeneration"),
+            )
+        ),
         _image_family("llava", "LlavaForConditionalGeneration"),
         _image_family(
             "llava_onevision",

@@ -15,7 +15,6 @@ import torch
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
 from encoder_svc.models.adapter import (
-    MATRIX_ALIGNMENT,
     Adapter,
     ImageProbe,
     Layout,
@@ -31,6 +30,7 @@ from encoder_svc.models.image_families import ImageFamily, VideoFamily, describe
 from encoder_svc.models.image_preprocessing import ImageInputs
 from encoder_svc.models.image_rows import Inputs
 from encoder_svc.models.registry import find_family
+from encoder_svc.models.tensor_specs import append_tensor
 from encoder_svc.models.video_inputs import VideoInputs, VideoPlan
 from epd.encoder.v1.embedding_pb2 import (
     DataType,
@@ -177,7 +177,7 @@ class ImageAdapter:
         if self._family.pooled_width is not None:
             widths.append((1, self._family.pooled_width(self._config)))
         for name, shape in zip(self.tensors, widths, strict=True):
-            _append(chunk, name, self.dtype, ELEMENT_BYTES[self._dtype_name], shape)
+            append_tensor(chunk, name, self.dtype, ELEMENT_BYTES[self._dtype_name], shape)
         return chunk
 
     def _arguments(self, inputs: Inputs) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class ImageAdapter:
         described = ModelInput(tower=TowerName.TOWER_VISION)
         for name in ("pixel_values", *self._arguments(inputs)):
             tensor = inputs[name]
-            _append(described, name, _INPUT_TYPES[tensor.dtype], tensor.element_size(), tuple(tensor.shape))
+            append_tensor(described, name, _INPUT_TYPES[tensor.dtype], tensor.element_size(), tuple(tensor.shape))
         vision = getattr(self._config, "vision_config", self._config)
         patch = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
         pixels = inputs["pixel_values"]
@@ -226,17 +226,3 @@ def make_adapter(path: Path, dtype: torch.dtype) -> Adapter:
     tower_type = str(vision.get("model_type") or "") if isinstance(vision, dict) else ""
     config = read_config(CONFIG_MAPPING[model_type], checkpoint)
     return ImageAdapter(checkpoint, dtype, describe(model_type, tower_type), config)
-
-
-def _append(
-    to: EmbeddingChunk | ModelInput, name: str, dtype: DataType, element_bytes: int, shape: Sequence[int]
-) -> None:
-    """Adds a row-major tensor behind those that are there."""
-    offset = -(-to.nbytes // MATRIX_ALIGNMENT) * MATRIX_ALIGNMENT
-    strides: list[int] = []
-    size = element_bytes
-    for length in reversed(shape):
-        strides.insert(0, size)
-        size *= length
-    to.tensors.add(name=name, dtype=dtype, shape=shape, strides=strides, byte_offset=offset)
-    to.nbytes = offset + size

@@ -124,5 +124,5 @@ def make_adapter(path: Path, dtype: torch.dtype) -> Adapter:
         )
 
     return AudioFamilyAdapter(
-        family, dtype, mel, lambda waveform: prepare_sound(waveform, mel, rows), hidden_size, load
+        family, dtype, mel.sampling_rate, lambda waveform: prepare_sound(waveform, mel, rows), hidden_size, load
     )

@@ -85,4 +85,6 @@ def make_adapter(path: Path, dtype: torch.dtype) -> Adapter:
             progress,
         )
 
-    return AudioFamilyAdapter(family, dtype, mel, lambda waveform: prepare_sound(waveform, mel), config.width, load)
+    return AudioFamilyAdapter(
+        family, dtype, mel.sampling_rate, lambda waveform: prepare_sound(waveform, mel), config.width, load
+    )

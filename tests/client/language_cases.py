@@ -197,6 +197,21 @@ def voxtral_sounds(*windows: int) -> MakeMedia:
     return make
 
 
+def masked_sounds(*frames: int) -> MakeMedia:
+    """Mel spectrograms of 30 s, valid up to some frame, which ``get_audio_features`` takes with a mask."""
+
+    def make(model: Any) -> Media:
+        features, mask = _noise(len(frames), 128, 3000, seed=9), torch.zeros(len(frames), 3000, dtype=torch.long)
+        parts = []
+        for index, length in enumerate(frames):
+            mask[index, :length] = 1
+            alone = features[index : index + 1].to(model.dtype), mask[index : index + 1]
+            parts.append(Part(AUDIO, model.get_audio_features(*alone).pooler_output, (3000,), mel_frames=length))
+        return Media(tuple(parts), {"input_features": features, "input_features_mask": mask})
+
+    return make
+
+
 def whisper_sound(model: Any) -> Media:
     """One window of 30 s."""
     features = _noise(1, 80, 3000, seed=6)
@@ -412,6 +427,8 @@ CASES: tuple[LanguageCase, ...] = (
     _omni("qwen3_omni_moe", "Qwen3OmniMoeThinkerForConditionalGeneration", 16, bfloat16=False),
     LanguageCase("qwen2_audio", "Qwen2AudioForConditionalGeneration", qwen2_audio_sounds(3000, 417), bfloat16=True),
     LanguageCase("voxtral", "VoxtralForConditionalGeneration", voxtral_sounds(1, 2)),
+    LanguageCase("audioflamingo3", "AudioFlamingo3ForConditionalGeneration", masked_sounds(3000, 417)),
+    LanguageCase("glmasr", "GlmAsrForConditionalGeneration", masked_sounds(3000, 417)),
     LanguageCase(
         "whisper",
         "WhisperForConditionalGeneration",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from encoder_svc.media.audio import AudioFileProbe
+from encoder_svc.models.registry import FAMILIES
 from epd.encoder.v1.media_pb2 import AudioOptions, MediaItem, Modality
 from tests.media.sounds import contained, plain, tones
 from tests.models.family_cases import FamilyCase, Medium, Prepared
@@ -97,8 +98,28 @@ def voxtral_rows(model: Any, checkpoint: Path, medium: Medium, prepared: Prepare
     return rows
 
 
+def load_described(checkpoint: Path) -> Any:
+    import transformers
+
+    (architecture,) = FAMILIES[checkpoint.name].architectures
+    return getattr(transformers, architecture).from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+def windowed_rows(model: Any, checkpoint: Path, medium: Medium, prepared: Prepared) -> torch.Tensor:
+    """As ``AudioFlamingo3Processor`` and ``GlmAsrProcessor`` cut windows of 30 s."""
+    from transformers import WhisperFeatureExtractor
+
+    samples = waveform(medium)
+    windows = [samples[start : start + 480_000] for start in range(0, len(samples), 480_000)]
+    extractor = WhisperFeatureExtractor.from_pretrained(checkpoint)
+    made = extractor(windows, sampling_rate=16_000, return_tensors="pt", return_attention_mask=True)
+    rows: torch.Tensor = model.get_audio_features(made["input_features"], made["attention_mask"]).pooler_output
+    return rows
+
+
 CASES = (
     FamilyCase("whisper", some_sounds, load_whisper, whisper_rows),
     FamilyCase("qwen2_audio", window_sounds, load_qwen2_audio, qwen2_audio_rows),
     FamilyCase("voxtral", long_sounds, load_voxtral, voxtral_rows),
+    *(FamilyCase(family, long_sounds, load_described, windowed_rows) for family in ("audioflamingo3", "glmasr")),
 )

@@ -144,6 +144,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen2_audio": _heard("Qwen2AudioForConditionalGeneration"),
     "voxtral": _heard("VoxtralForConditionalGeneration"),
+    "audioflamingo3": _heard("AudioFlamingo3ForConditionalGeneration"),
+    "glmasr": _heard("GlmAsrForConditionalGeneration"),
     "whisper": Family(
         model_class="WhisperForConditionalGeneration",
         tower_prefixes=("model.encoder.",),
