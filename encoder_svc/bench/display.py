@@ -18,6 +18,8 @@ Advance = Callable[[float], None]
 _REFRESHES_PER_SECOND = 2
 """The display draws on the cores that are measured."""
 _QUIET_LOAD = 0.5
+_UNITS = {"video": "videos", "audio": "sounds"}
+"""What a run counts; the keys of its result say images for all."""
 
 
 class Display:
@@ -66,9 +68,11 @@ def result_table(result: AnyResult) -> Table:
     if load > _QUIET_LOAD:
         table.caption = f"load average at the start {load:g}: other programs had the cores too"
     floors = {check.figure: check for check in result.floors}
+    unit = _UNITS.get(str(result.parameters.get("medium")), "images")
     for name, value in flatten(result.figures()):
         check = floors.get(name)
-        table.add_row(name, shown(value), "" if check is None else bound(check), "" if check is None else _mark(check))
+        text = "" if check is None else bound(check)
+        table.add_row(name.replace("images", unit), shown(value), text, "" if check is None else _mark(check))
     return table
 
 

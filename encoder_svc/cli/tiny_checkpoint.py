@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.force,
             lambda done: progress.update(task, completed=done),
         )
-    size = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
+    size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     console.print(
         f"{directory} holds a random {arguments.family} ({arguments.preset}, seed {arguments.seed}, "
         f"{size / 1e6:.1f} MB). Serve it: encoder-svc serve --model {directory}",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from encoder_svc.errors import Reason, ServiceError
+from encoder_svc.media.truncation import ends_inside_segment
 
 
 @dataclass(frozen=True)
@@ -91,27 +92,6 @@ def _boxes_end_early(data: bytes) -> bool:
     return position != len(data) or not told
 
 
-def _segment_ends_early(data: bytes) -> bool:
-    """An element of the top level is not whole (RFC 8794, sections 4 to 6; a size may be unknown)."""
-    position = 0
-    while position + 4 < len(data):
-        position += _width(data[position])  # its id
-        if position >= len(data):
-            return True
-        width = _width(data[position])
-        unknown = (1 << 7 * width) - 1
-        size = int.from_bytes(data[position : position + width], "big") & unknown
-        if size == unknown:
-            return False
-        position += width + size
-    return position > len(data)
-
-
-def _width(first: int) -> int:
-    """Bytes of a number of variable size, by its first byte."""
-    return 9 - first.bit_length() if first else 8
-
-
 FORMATS = (
     SoundFormat("WAV", lambda h: h[:4] in (b"RIFF", b"RF64") and h[8:12] == b"WAVE", ends_early=_riff_ends_early),
     SoundFormat("AIFF", lambda h: h[:4] == b"FORM" and h[8:12] in (b"AIFF", b"AIFC"), ends_early=_riff_ends_early),
@@ -120,7 +100,7 @@ FORMATS = (
     SoundFormat("MP3", lambda h: len(h) > 1 and h[0] == 0xFF and h[1] & 0xE6 == 0xE2),  # MPEG audio, layer III
     SoundFormat("AAC", lambda h: len(h) > 1 and h[0] == 0xFF and h[1] & 0xF6 == 0xF0, "aac"),  # ADTS
     SoundFormat("MP4", lambda h: h[4:8] in (b"ftyp", b"moov"), "mov", _boxes_end_early),
-    SoundFormat("Matroska or WebM", lambda h: h[:4] == b"\x1aE\xdf\xa3", "matroska", _segment_ends_early),
+    SoundFormat("Matroska or WebM", lambda h: h[:4] == b"\x1aE\xdf\xa3", "matroska", ends_inside_segment),
     SoundFormat("AVI", lambda h: h[:4] == b"RIFF" and h[8:12] == b"AVI ", "avi", _riff_ends_early),
 )
 """The formats that are decoded. Those with sound alone come first."""

@@ -1,6 +1,6 @@
-"""Whether an image file ends before its own structure does.
+"""Whether a file ends before its own structure does: an image, a video, or a container of sound.
 
-Asked only of files that cannot be decoded, to tell a caller whose upload was cut from one whose file is damaged.
+It tells a caller whose upload was cut from one whose file is damaged.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import struct
 
 
-def ends_early(image_format: str, data: bytes) -> bool:
+def ends_early(file_format: str, data: bytes) -> bool:
     """The file is a beginning of a longer one.
 
     Args:
-        image_format: as Pillow names it: JPEG, PNG, GIF, WEBP, BMP, TIFF or AVIF.
+        file_format: JPEG, PNG, GIF, WEBP, BMP, TIFF, AVIF, AVI, MP4 or Matroska.
         data: the file.
     """
-    match image_format:
+    match file_format:
         case "JPEG":
             return not data.rstrip(b"\0\n\r ").endswith(b"\xff\xd9")  # EOI
         case "PNG":
@@ -30,7 +30,33 @@ def ends_early(image_format: str, data: bytes) -> bool:
             return _ends_before_directory(data)
         case "AVIF" | "MP4":
             return _ends_inside_box(data)
+        case "Matroska":
+            return ends_inside_segment(data)
     return False
+
+
+def ends_inside_segment(data: bytes) -> bool:
+    """An element of the top level of Matroska is not whole (RFC 8794, sections 4 to 6).
+
+    What was recorded live may be of unknown size, and then does not tell.
+    """
+    position = 0
+    while position + 4 < len(data):
+        position += _number_width(data[position])  # its id
+        if position >= len(data):
+            return True
+        width = _number_width(data[position])
+        unknown = (1 << 7 * width) - 1
+        size = int.from_bytes(data[position : position + width], "big") & unknown
+        if size == unknown:
+            return False
+        position += width + size
+    return position > len(data)
+
+
+def _number_width(first: int) -> int:
+    """Bytes of a number of variable size, by its first byte."""
+    return 9 - first.bit_length() if first else 8
 
 
 def _has_png_end(data: bytes) -> bool:

@@ -83,7 +83,9 @@ class VideoFileProbe:
             self._has_sound = bool(container.streams.audio)
             check_frame_size(stream.codec_context.width, stream.codec_context.height, limits)
             index = read_frame_index(container, stream, limits)
-            if stream.frames > len(index.stamps) and ends_early(self._format, data):
+            # Matroska holds no count of frames; its size alone tells.
+            lacks_frames = self._format == "Matroska" or stream.frames > len(index.stamps)
+            if lacks_frames and ends_early(self._format, data):
                 raise ServiceError(Reason.MEDIA_TRUNCATED, "the video ends too early; send the whole file")
         check_length(index.seconds, limits)
         self._index = index

@@ -17,7 +17,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
-from encoder_svc.models.adapter import Adapter, Progress, Tower
+from encoder_svc.models.adapter import Adapter, Tower
 from encoder_svc.models.checkpoint import Checkpoint, open_checkpoint
 from encoder_svc.models.image_families import ImageFamily
 from encoder_svc.models.image_patches import cut_patches
@@ -25,6 +25,7 @@ from encoder_svc.models.image_preprocessing import Normalisation
 from encoder_svc.models.image_rows import Inputs
 from encoder_svc.models.patch_inputs import patch_limit
 from encoder_svc.models.transformers_images import ImageAdapter
+from encoder_svc.models.weights import TowerWeights
 from epd.encoder.v1.media_pb2 import ImageOptions
 
 MAX_SIDE = 512
@@ -170,19 +171,11 @@ class KimiVLAdapter(ImageAdapter):
         config = _validate(KimiVLConfig, checkpoint.config, checkpoint, "config.json")
         super().__init__(checkpoint, dtype, FAMILY, config)
 
-    def _load(self, device: torch.device, progress: Progress) -> Tower:
-        from encoder_svc.models.moonvit import load_tower
+    def _build(self, weights: TowerWeights, identity: bytes, device: torch.device) -> Tower:
+        from encoder_svc.models.moonvit import build_tower
 
-        return load_tower(
-            self._checkpoint,
-            self._prefixes,
-            self._config.vision_config,
-            self.hidden_size,
-            self._inputs,
-            self._torch_dtype,
-            device,
-            progress,
-        )
+        config, normalisation = self._config.vision_config, self._inputs.normalisation
+        return build_tower(config, self.hidden_size, normalisation, weights, identity, self._torch_dtype, device)
 
 
 def make_adapter(path: Path, dtype: torch.dtype) -> Adapter:

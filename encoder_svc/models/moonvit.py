@@ -16,18 +16,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from encoder_svc.models.adapter import Progress, Tower, TowerInput
-from encoder_svc.models.checkpoint import Checkpoint
-from encoder_svc.models.image_preprocessing import ImageInputs, Normalisation
+from encoder_svc.models.adapter import Tower, TowerInput
+from encoder_svc.models.image_preprocessing import Normalisation
 from encoder_svc.models.packing import Segments, cut_windows, pack
 from encoder_svc.models.placing import place_weights
 from encoder_svc.models.rotary import THETA, rotate
 from encoder_svc.models.segment_attention import attend, takes_any_lengths
-from encoder_svc.models.weights import fingerprint, read_towers
+from encoder_svc.models.weights import TowerWeights
 from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
-
-PREPROCESSING_VERSION = 1
-"""Counts changes of this family's code that change embeddings."""
 
 EPSILON = 1e-5
 """Of every normalisation."""
@@ -197,23 +193,19 @@ class MoonViTTower:
         return torch.polar(torch.ones_like(angles), angles).flatten(1)[:, None]
 
 
-def load_tower(
-    checkpoint: Checkpoint,
-    prefixes: Sequence[str],
+def build_tower(
     config: Any,
     width: int,
-    inputs: ImageInputs,
+    normalisation: Normalisation,
+    weights: TowerWeights,
+    identity: bytes,
     dtype: torch.dtype,
     device: torch.device,
-    progress: Progress,
 ) -> Tower:
-    """Reads the tower's weights and puts them on a device.
+    """Puts weights that were read into the tower.
 
     Raises:
         SetupError: a weight is missing, left over, or of the wrong shape.
     """
-    weights = read_towers(checkpoint, prefixes, dtype, progress)
     modules = place_weights(lambda: MoonViTModules(config, width), weights, ("",))
-    constants = {"version": PREPROCESSING_VERSION, **inputs.constants}
-    identity = fingerprint(weights, checkpoint.model_type, dtype, constants, width)
-    return MoonViTTower(modules.to(device=device), config, inputs.normalisation, dtype, device, weights.info, identity)
+    return MoonViTTower(modules.to(device=device), config, normalisation, dtype, device, weights.info, identity)

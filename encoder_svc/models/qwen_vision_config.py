@@ -74,15 +74,11 @@ class Qwen2Vision(VisionConfig):
         return self.hidden_size
 
 
-class Qwen25Vision(VisionConfig):
-    """Qwen2.5-VL and Qwen2.5-Omni: most blocks attend within windows."""
+class MergedVision(VisionConfig):
+    """The merger's output has a width of its own."""
 
     hidden_size: int = Field(default=3584, ge=1)
     out_hidden_size: int = Field(default=3584, ge=1)
-    intermediate_size: int = Field(default=3420, ge=1)
-    hidden_act: Literal["silu"] = "silu"
-    window_size: int = Field(default=112, ge=1)
-    fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
 
     @property
     def tower_width(self) -> int:
@@ -93,6 +89,15 @@ class Qwen25Vision(VisionConfig):
     def row_width(self) -> int:
         """Rows."""
         return self.out_hidden_size
+
+
+class Qwen25Vision(MergedVision):
+    """Qwen2.5-VL and Qwen2.5-Omni: most blocks attend within windows."""
+
+    intermediate_size: int = Field(default=3420, ge=1)
+    hidden_act: Literal["silu"] = "silu"
+    window_size: int = Field(default=112, ge=1)
+    fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
 
     @model_validator(mode="after")
     def _has_windows(self) -> Self:
@@ -105,26 +110,15 @@ class Qwen25Vision(VisionConfig):
         return self
 
 
-class Qwen35Vision(VisionConfig):
+class Qwen35Vision(MergedVision):
     """Qwen3.5: positions are learned, too."""
 
     depth: int = Field(default=27, ge=1)
     hidden_size: int = Field(default=1152, ge=1)
-    out_hidden_size: int = Field(default=3584, ge=1)
     intermediate_size: int = Field(default=4304, ge=1)
     hidden_act: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
     patch_size: int = Field(default=16, ge=1)
     num_position_embeddings: int = Field(default=2304, ge=1)
-
-    @property
-    def tower_width(self) -> int:
-        """Hidden states."""
-        return self.hidden_size
-
-    @property
-    def row_width(self) -> int:
-        """Rows."""
-        return self.out_hidden_size
 
     @model_validator(mode="after")
     def _has_a_square_of_positions(self) -> Self:

@@ -13,17 +13,12 @@ import torch
 from torch.nn import functional
 
 from encoder_svc.errors import SetupError
-from encoder_svc.models.adapter import Progress, Tower, TowerInput
-from encoder_svc.models.checkpoint import Checkpoint
+from encoder_svc.models.adapter import Tower, TowerInput
 from encoder_svc.models.image_families import ImageFamily, Joining
-from encoder_svc.models.image_preprocessing import ImageInputs, Normalisation
-from encoder_svc.models.video_inputs import VideoInputs
-from encoder_svc.models.weights import build_towers, fingerprint, read_towers
+from encoder_svc.models.image_preprocessing import Normalisation
+from encoder_svc.models.weights import TowerWeights, build_towers
 from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 from epd.encoder.v1.media_pb2 import Modality
-
-PREPROCESSING_VERSION = 2
-"""Counts changes of this code that change embeddings."""
 
 _STACKED = 4
 """Dimensions of patches that hold some frames each: patch, channel, frame, pixel."""
@@ -143,18 +138,16 @@ class TransformersImageTower:
         return len(item.tensors[1 if self._family.arguments else 0])
 
 
-def load_tower(
-    checkpoint: Checkpoint,
+def build_tower(
     family: ImageFamily,
-    prefixes: Sequence[str],
     config: Any,
-    inputs: ImageInputs,
-    videos: VideoInputs | None,
+    normalisations: Mapping[Modality, Normalisation],
+    weights: TowerWeights,
+    identity: bytes,
     dtype: torch.dtype,
     device: torch.device,
-    progress: Progress,
 ) -> Tower:
-    """Reads the tower's weights and puts them on a device.
+    """Puts weights that were read into transformers' model.
 
     Raises:
         SetupError: a weight is missing, left over, or of the wrong shape.
@@ -166,14 +159,7 @@ def load_tower(
         raise SetupError(
             f"this version of transformers has no {family.model}; install the one that pyproject.toml pins"
         )
-    weights = read_towers(checkpoint, prefixes, dtype, progress)
     model = build_towers(base_class, config, weights, dtype, family.absent)
-    constants: dict[str, Any] = {"version": PREPROCESSING_VERSION, **inputs.constants}
-    normalisations = {Modality.MODALITY_IMAGE: inputs.normalisation}
-    if videos is not None:
-        constants["video"] = videos.constants
-        normalisations[Modality.MODALITY_VIDEO] = videos.normalisation
-    identity = fingerprint(weights, checkpoint.model_type, dtype, constants, family.width(config))
     return TransformersImageTower(
         model.to(device), family, family.frames(config), normalisations, dtype, device, weights.info, identity
     )

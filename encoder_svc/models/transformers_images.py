@@ -32,6 +32,7 @@ from encoder_svc.models.image_rows import Inputs
 from encoder_svc.models.registry import find_family
 from encoder_svc.models.tensor_specs import append_tensor
 from encoder_svc.models.video_inputs import VideoInputs, VideoPlan
+from encoder_svc.models.weights import TowerWeights, fingerprint, read_config, read_towers
 from epd.encoder.v1.embedding_pb2 import (
     DataType,
     EmbeddingChunk,
@@ -43,8 +44,8 @@ from epd.encoder.v1.media_pb2 import ImageOptions, MediaItem, Modality
 from epd.internal.v1.media_worker_pb2 import ModelInput
 from epd.internal.v1.media_worker_pb2 import Tower as TowerName
 
-POOLED = "pooled_embedding"
-"""The name of the second matrix of families that make one vector of an image: shape (1, its length)."""
+PREPROCESSING_VERSION = 2
+"""Counts changes of this code that change embeddings."""
 
 _GREY = torch.full((56, 56, 3), 128, dtype=torch.uint8)
 """The image of the first forward."""
@@ -125,7 +126,12 @@ class ImageAdapter:
 
     def load_tower(self, device: torch.device, progress: Progress) -> Tower:
         """See :meth:`Adapter.load_tower <encoder_svc.models.adapter.Adapter.load_tower>`."""
-        tower = self._load(device, progress)
+        weights = read_towers(self._checkpoint, self._prefixes, self._torch_dtype, progress)
+        constants: dict[str, Any] = {"version": PREPROCESSING_VERSION, **self._inputs.constants}
+        if self._videos is not None:
+            constants["video"] = self._videos.constants
+        identity = fingerprint(weights, self.model_type, self._torch_dtype, constants, self.hidden_size)
+        tower = self._build(weights, identity, device)
         (matrices,) = tower.encode([self.warm_up_input()])
         promised = [tuple(spec.shape) for spec in self._warm_up_layout.chunk.tensors]
         made = [tuple(matrix.shape) for matrix in matrices]
@@ -136,20 +142,13 @@ class ImageAdapter:
             )
         return tower
 
-    def _load(self, device: torch.device, progress: Progress) -> Tower:
-        from encoder_svc.models.transformers_image_tower import load_tower
+    def _build(self, weights: TowerWeights, identity: bytes, device: torch.device) -> Tower:
+        from encoder_svc.models.transformers_image_tower import build_tower
 
-        return load_tower(
-            self._checkpoint,
-            self._family,
-            self._prefixes,
-            self._config,
-            self._inputs,
-            self._videos,
-            self._torch_dtype,
-            device,
-            progress,
-        )
+        normalisations = {Modality.MODALITY_IMAGE: self._inputs.normalisation}
+        if self._videos is not None:
+            normalisations[Modality.MODALITY_VIDEO] = self._videos.normalisation
+        return build_tower(self._family, self._config, normalisations, weights, identity, self._torch_dtype, device)
 
     def _plan(self, item: MediaItem, probe: VideoProbe) -> VideoPlan:
         if item.video.use_audio_in_video:
@@ -217,8 +216,6 @@ def make_adapter(path: Path, dtype: torch.dtype) -> Adapter:
         SetupError: the checkpoint cannot be served.
     """
     from transformers import CONFIG_MAPPING  # takes seconds, and only workers and engines need it
-
-    from encoder_svc.models.weights import read_config
 
     checkpoint = open_checkpoint(path)
     model_type = find_family(checkpoint).model_type

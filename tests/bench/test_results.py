@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from encoder_svc.bench.display import result_table
 from encoder_svc.bench.floors import Floor
 from encoder_svc.bench.report import markdown
 from encoder_svc.bench.result import (
@@ -17,6 +18,7 @@ from encoder_svc.bench.result import (
     Machine,
     Percentiles,
     Series,
+    ThroughputResult,
     read_result,
 )
 from encoder_svc.errors import SetupError
@@ -87,6 +89,18 @@ def test_what_is_no_result_is_refused(file: Path, change: dict[str, object], pla
 def test_a_floor(relation: str, value: float | None, met: bool) -> None:
     floor = Floor("at least" if relation == "at least" else "at most", 1.8)
     assert floor.check("ratio", value).met is met
+
+
+@pytest.mark.parametrize(("medium", "unit"), [("image", "images"), ("video", "videos"), ("audio", "sounds")])
+def test_the_table_names_what_was_counted(medium: str, unit: str) -> None:
+    told = FAIRNESS.model_dump(include={"command_line", "started_at", "seconds", "machine"})
+    result = ThroughputResult(
+        **told, parameters={"medium": medium}, floors=[], charts=[], images_per_second=2.0, ratio=2.0, images=8,
+        reference_images_per_second=1.0, mean_batch_items=1.0, mean_batch_patches=4.0, reference_images=4, rounds=[],
+    )  # fmt: skip
+    names = list(result_table(result).columns[0].cells)
+    assert names[:2] == [f"{unit}_per_second", f"reference_{unit}_per_second"]
+    assert "images_per_second" in result.figures()
 
 
 def test_the_report_tells_the_command_the_machine_and_what_is_not_met() -> None:

@@ -291,6 +291,16 @@ def test_a_cut_mp4_is_told_as_cut() -> None:
     assert refused(pieces[:600]).reason in (Reason.MEDIA_TRUNCATED, Reason.MEDIA_CORRUPT)
 
 
+@pytest.mark.parametrize("name", ["mkv", "webm vp8"])
+def test_a_cut_matroska_file_is_told_as_cut(name: str) -> None:
+    file = file_of(name)
+    for size in (len(file) - 1, len(file) * 9 // 10, len(file) // 2):
+        assert refused(file[:size]).reason == Reason.MEDIA_TRUNCATED
+    # What was recorded live has no size to end before.
+    live = file_of("mkv without a duration")
+    assert len(probe_of(live[: len(live) * 2 // 3]).frame_times) < len(probe_of(live).frame_times)
+
+
 def test_what_is_no_video_is_refused() -> None:
     assert refused(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n" * 9).reason == Reason.MEDIA_UNRECOGNIZED
     assert refused(b"ffconcat version 1.0\nfile /etc/passwd\n" * 9).reason == Reason.MEDIA_UNRECOGNIZED
