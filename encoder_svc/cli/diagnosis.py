@@ -179,7 +179,13 @@ def _images(name: str) -> Finding:
         return Finding(
             name, State.BROKEN, f"{found}, no {', '.join(lacking)}", "install a wheel: `pip install -U pillow`"
         )
-    return Finding(name, State.WORKS, found + (", simplejpeg for JPEG" if _version("simplejpeg") else ""))
+    return Finding(
+        name,
+        State.WORKS,
+        found
+        + (", simplejpeg for JPEG" if _version("simplejpeg") else "")
+        + (", HEIC" if _version("pillow-heif") else ""),
+    )
 
 
 _VIDEOS = """

@@ -37,6 +37,13 @@ from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.media.jpeg import decode_jpeg
 from encoder_svc.media.truncation import ends_early
 
+try:
+    import pillow_heif
+except ImportError:  # an optional dependency
+    pillow_heif = None
+else:
+    pillow_heif.register_heif_opener(thumbnails=False)
+
 # Formats by what their files begin with. Nothing else is opened: Pillow knows some 40 more, few of them hardened, one
 # (EPS) starting another program.
 _SIGNATURES: tuple[tuple[str, int, bytes], ...] = (
@@ -52,7 +59,10 @@ _SIGNATURES: tuple[tuple[str, int, bytes], ...] = (
     ("TIFF", 0, b"MM\x00+"),
 )
 _AVIF = bool(features.check("avif"))
-_KNOWN = "JPEG, PNG, WEBP, GIF, BMP" + (", TIFF or AVIF" if _AVIF else " or TIFF")
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis")
+_KNOWN = ", ".join(
+    ["JPEG", "PNG", "WEBP", "GIF", "BMP", *(["AVIF"] if _AVIF else []), *(["HEIC"] if pillow_heif else []), "or TIFF"]
+)
 
 # Modes whose conversion to RGB clips what does not fit into 8 bits.
 _DEEP_GREY_MODES = frozenset({"I", "F", "I;16", "I;16B", "I;16L", "I;16N"})
@@ -198,10 +208,12 @@ def _recognize(data: bytes) -> str:
     for name, offset, signature in _SIGNATURES:
         if data[offset : offset + len(signature)] == signature:
             return name
-    if _AVIF and data[4:8] == b"ftyp":
+    if data[4:8] == b"ftyp":
         brands = data[8 : struct.unpack_from(">I", data)[0]]
-        if b"avif" in brands or b"avis" in brands:
+        if _AVIF and (b"avif" in brands or b"avis" in brands):
             return "AVIF"
+        if pillow_heif is not None and any(brand in brands for brand in _HEIC_BRANDS):
+            return "HEIF"
     raise ServiceError(Reason.MEDIA_UNRECOGNIZED, f"the bytes are no image that the server knows; send {_KNOWN}")
 
 

@@ -12,7 +12,7 @@ def ends_early(file_format: str, data: bytes) -> bool:
     """The file is a beginning of a longer one.
 
     Args:
-        file_format: JPEG, PNG, GIF, WEBP, BMP, TIFF, AVIF, AVI, MP4 or Matroska.
+        file_format: JPEG, PNG, GIF, WEBP, BMP, TIFF, AVIF, HEIF, AVI, MP4 or Matroska.
         data: the file.
     """
     match file_format:
@@ -28,7 +28,7 @@ def ends_early(file_format: str, data: bytes) -> bool:
             return len(data) < 26 or struct.unpack_from("<I", data, 2)[0] > len(data)  # bfSize
         case "TIFF":
             return _ends_before_directory(data)
-        case "AVIF" | "MP4":
+        case "AVIF" | "HEIF" | "MP4":
             return _ends_inside_box(data)
         case "Matroska":
             return ends_inside_segment(data)

@@ -181,7 +181,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}-{Modality.Name(case.modality)}-{case.rows}")
 def test_texts_equal_the_processors(case: Case) -> None:
-    token = RowToken(case.token, SimpleNamespace(spatial_merge_size=case.merge), case.number)
+    token = RowToken(case.token, SimpleNamespace(spatial_merge_size=case.merge), number=case.number)
     written = FAMILIES[case.family].placeholders[case.modality].expand(token, case.chunk)
     assert written == case.expected()
     assert written.count("V") == case.rows + written.count("Video")

@@ -133,6 +133,24 @@ def test_pixels_equal_the_reference(name: str) -> None:
     np.testing.assert_array_equal(probe.decode().numpy(), expected)
 
 
+def test_heic_is_an_image_where_its_plugin_is_installed() -> None:
+    pytest.importorskip("pillow_heif")
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    for data in (saved(noise(64, 48), "HEIF"), saved(noise(64, 48), "HEIF", exif=exif.tobytes())):
+        expected = np.asarray(load_image(Image.open(io.BytesIO(data))))
+        probe = ImageProbe(data, MAX_PIXELS)
+        assert (probe.height, probe.width) == expected.shape[:2]
+        np.testing.assert_array_equal(probe.decode().numpy(), expected)
+        assert refusal(data, 64 * 48 - 1).reason is Reason.MEDIA_TOO_LARGE
+        assert refusal(data[: len(data) // 2]).reason is Reason.MEDIA_TRUNCATED
+
+
+def test_heic_is_refused_where_its_plugin_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encoder_svc.media.image.pillow_heif", None)
+    assert refusal(b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(90)).reason is Reason.MEDIA_UNRECOGNIZED
+
+
 def test_orientation_turns_the_picture() -> None:
     data = with_orientation(6, "PNG")
     upright = ImageProbe(data, MAX_PIXELS).decode().numpy()
