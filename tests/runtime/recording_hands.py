@@ -307,7 +307,7 @@ def layout(nbytes: int = 128) -> EmbeddingChunk:
 
 
 def item_inputs(nbytes: int = 64, patches: int = 4, frames: int = 0) -> list[ModelInput]:
-    """What the towers take of an item; one with patches and frames of sound is a video, whose inputs share the bytes."""
+    """What the towers take of an item; with frames of sound it is a video, whose inputs share the bytes."""
     if not frames:
         return [model_input(nbytes, patches)]
     if not patches:
