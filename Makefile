@@ -82,7 +82,7 @@ $(BIN)/python:
 $(INSTALLED): pyproject.toml clients/python/pyproject.toml | $(BIN)/python
 	@$(MAKE) --no-print-directory system
 	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet -e clients/python -e '.[$(MOONCAKE),jpeg,demo,bench,dev]'
+	$(BIN)/pip install --quiet -e clients/python -e '.[$(MOONCAKE),jpeg,heic,demo,bench,dev]'
 	@touch $@
 
 # Without these libraries the service still runs, with in-band reads instead of Mooncake.

@@ -38,11 +38,12 @@ from encoder_svc.media.jpeg import decode_jpeg
 from encoder_svc.media.truncation import ends_early
 
 try:
-    import pillow_heif
+    from pillow_heif import register_heif_opener
 except ImportError:  # an optional dependency
-    pillow_heif = None
+    _HEIC = False
 else:
-    pillow_heif.register_heif_opener(thumbnails=False)
+    register_heif_opener(thumbnails=False)
+    _HEIC = True
 
 # Formats by what their files begin with. Nothing else is opened: Pillow knows some 40 more, few of them hardened, one
 # (EPS) starting another program.
@@ -61,7 +62,7 @@ _SIGNATURES: tuple[tuple[str, int, bytes], ...] = (
 _AVIF = bool(features.check("avif"))
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis")
 _KNOWN = ", ".join(
-    ["JPEG", "PNG", "WEBP", "GIF", "BMP", *(["AVIF"] if _AVIF else []), *(["HEIC"] if pillow_heif else []), "or TIFF"]
+    ["JPEG", "PNG", "WEBP", "GIF", "BMP", *(["AVIF"] if _AVIF else []), *(["HEIC"] if _HEIC else []), "or TIFF"]
 )
 
 # Modes whose conversion to RGB clips what does not fit into 8 bits.
@@ -212,7 +213,7 @@ def _recognize(data: bytes) -> str:
         brands = data[8 : struct.unpack_from(">I", data)[0]]
         if _AVIF and (b"avif" in brands or b"avis" in brands):
             return "AVIF"
-        if pillow_heif is not None and any(brand in brands for brand in _HEIC_BRANDS):
+        if _HEIC and any(brand in brands for brand in _HEIC_BRANDS):
             return "HEIF"
     raise ServiceError(Reason.MEDIA_UNRECOGNIZED, f"the bytes are no image that the server knows; send {_KNOWN}")
 
