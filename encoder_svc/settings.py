@@ -103,10 +103,13 @@ class Settings(BaseModel):
         "Resources", "512MiB", "memory that holds prepared items before their forward", ge=1 << 20
     )
     batch_patches: int = _field(
-        "Resources", 0, "patches of a batch at most; 0 takes 2048 on a CPU and 16384 on a GPU", ge=0
+        "Resources", 0, "patches of a batch at most; 0 takes 2048 on a CPU, and measures a GPU", ge=0
     )
     batch_frames: int = _field(
-        "Resources", 0, "mel frames of a batch at most; 0 takes 6000 on a CPU and 48000 on a GPU", ge=0
+        "Resources",
+        0,
+        "mel frames of a batch at most; 0 takes 6000 on a CPU, 48000 on a GPU",
+        ge=0,
     )
     batch_window_seconds: float = _field(
         "Resources", 0.0, "time that an item waits for company while its engine is idle", ge=0, le=1

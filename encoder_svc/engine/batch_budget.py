@@ -7,15 +7,46 @@ it wait. That size is looked for by doubling a batch of copies of one item, as l
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import torch
+
+from encoder_svc.models.adapter import Tower, WarmUp
 
 _GAIN = 1.1
 """A batch of twice the size is worth it if it encodes so many times as much in a second."""
 _REPEATS = 3
 MOST = 1 << 17
 """Patches or mel frames. No tower is known that gains from more."""
+
+
+@torch.inference_mode()
+def measure_tower(tower: Tower, warm_up: WarmUp, device: torch.device) -> int:
+    """:func:`measure_budget` of a tower, by copies of a small item.
+
+    Args:
+        tower: loaded.
+        warm_up: the item.
+        device: the tower's.
+    """
+
+    def seconds(items: int) -> float:
+        _finish(device)
+        begin = time.perf_counter()
+        tower.encode([warm_up.item] * items)
+        _finish(device)
+        return time.perf_counter() - begin
+
+    cost = measure_budget(seconds, warm_up.cost)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return cost
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def measure_budget(seconds: Callable[[int], float], cost: int) -> int:

@@ -12,16 +12,17 @@ from pathlib import Path
 import torch
 
 from encoder_svc import __version__
+from encoder_svc.engine.batch_budget import measure_tower
 from encoder_svc.engine.runner import Runner
 from encoder_svc.engine.serving import ArenaService
 from encoder_svc.engine.staging import make_staging
 from encoder_svc.errors import SetupError
-from encoder_svc.models.adapter import Adapter, Progress, Tower
+from encoder_svc.models.adapter import Adapter, Progress, Tower, WarmUp
 from encoder_svc.models.checkpoint import open_checkpoint
 from encoder_svc.models.registry import find_family, open_adapter
 from encoder_svc.shared_memory import SharedMemory
 from epd.encoder.v1.encoder_service_pb2 import ModelInfo
-from epd.internal.v1.engine_pb2 import ConfigureEngine, EngineReady
+from epd.internal.v1.engine_pb2 import ConfigureEngine, EngineReady, TowerBudget
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,15 @@ def load_engine(
     tower = adapter.load_tower(device, progress)
     runner = Runner(tower, device, input_arena, arena, make_staging(device, input_arena, arena))
     progress("warming up", 0.0)
-    _warm_up(adapter, tower)
+    warm_up = adapter.warm_up()
+    _warm_up(warm_up, tower)
+    # On a CPU the default fits: two thousand patches fill its cores, and more only make everybody wait.
+    measures = device.type == "cuda" and warm_up.tower in configuration.measured_towers
+    budgets = []
+    if measures:
+        cost = measure_tower(tower, warm_up, device)
+        log.info("%s gains from batches of up to %d patches or mel frames", device, cost)
+        budgets.append(TowerBudget(tower=warm_up.tower, cost=cost))
     versions = _versions()
     ready = EngineReady(
         boot_id=boot_id,
@@ -79,6 +88,7 @@ def load_engine(
         transports=service.transports,
         locators=service.locators,
         versions=versions,
+        budgets=budgets,
     )
     return LoadedEngine(runner, ready)
 
@@ -126,8 +136,8 @@ def check_transformers() -> None:
 
 
 @torch.inference_mode()
-def _warm_up(adapter: Adapter, tower: Tower) -> None:
-    (matrices,) = tower.encode([adapter.warm_up_input()])
+def _warm_up(warm_up: WarmUp, tower: Tower) -> None:
+    (matrices,) = tower.encode([warm_up.item])
     if not all(bool(torch.isfinite(matrix).all()) for matrix in matrices):
         raise SetupError(
             "the model's first output holds NaN or infinity: its weights are damaged, or do not fit the dtype; "

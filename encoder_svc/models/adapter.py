@@ -24,6 +24,7 @@ from epd.encoder.v1.embedding_pb2 import DataType, EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import WeightsInfo
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from epd.internal.v1.media_worker_pb2 import ModelInput
+from epd.internal.v1.media_worker_pb2 import Tower as TowerName
 
 MATRIX_ALIGNMENT = 64
 """Where a second matrix of a slot begins: the next multiple of so many bytes behind the first."""
@@ -167,6 +168,17 @@ class TowerInput:
     """The tensors of its :class:`ModelInput`, in that order, on the host."""
 
 
+@dataclass(frozen=True)
+class WarmUp:
+    """A small item: for the first forward, and to find out how much of a batch a device gains from."""
+
+    item: TowerInput
+    tower: TowerName
+    """Which of the model's towers takes it."""
+    cost: int
+    """In patches, or in mel frames for audio."""
+
+
 class Tower(Protocol):
     """The loaded towers of one checkpoint on one device: a model's vision and audio encoders together."""
 
@@ -246,7 +258,7 @@ class Adapter(Protocol):
         """
         ...
 
-    def warm_up_input(self) -> TowerInput:
+    def warm_up(self) -> WarmUp:
         """A small item for the first forward."""
         ...
 

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from encoder_svc.errors import Reason, ServiceError
-from encoder_svc.models.adapter import AudioProbe, Layout, MediaProbe, Progress, Tower, TowerInput
+from encoder_svc.models.adapter import AudioProbe, Layout, MediaProbe, Progress, Tower, TowerInput, WarmUp
 from encoder_svc.models.dtypes import DATA_TYPES, ELEMENT_BYTES
 from encoder_svc.models.mel import MelSettings
 from encoder_svc.models.registry import Family
@@ -191,7 +191,7 @@ class AudioFamilyAdapter:
         """See :meth:`Adapter.prepare <encoder_svc.models.adapter.Adapter.prepare>`."""
         return layout.prepared
 
-    def warm_up_input(self) -> TowerInput:
+    def warm_up(self) -> WarmUp:
         """A second of silence."""
         return silence(self._prepare, self._sampling_rate)
 
@@ -200,7 +200,8 @@ class AudioFamilyAdapter:
         return self._load(device, progress)
 
 
-def silence(prepare: PrepareSound, sampling_rate: int) -> TowerInput:
+def silence(prepare: PrepareSound, sampling_rate: int) -> WarmUp:
     """A second of silence as a tower takes it."""
     sound = prepare(torch.zeros(sampling_rate))
-    return TowerInput(Modality.MODALITY_AUDIO, (sound.frames,), tuple(sound.tensors.values()))
+    item = TowerInput(Modality.MODALITY_AUDIO, (sound.frames,), tuple(sound.tensors.values()))
+    return WarmUp(item, TowerName.TOWER_AUDIO, sound.frames)

@@ -22,8 +22,8 @@ from encoder_svc.models.adapter import (
     MediaProbe,
     Progress,
     Tower,
-    TowerInput,
     VideoProbe,
+    WarmUp,
 )
 from encoder_svc.models.audio_config import read_section
 from encoder_svc.models.audio_family import PreparedSound, sound_layout
@@ -105,9 +105,9 @@ class MimoV2Adapter:
             return layout.prepared
         return (*self.vision.prepare(item, probe, layout), *layout.prepared)
 
-    def warm_up_input(self) -> TowerInput:
+    def warm_up(self) -> WarmUp:
         """A small grey image."""
-        return self.vision.warm_up_input()
+        return self.vision.warm_up()
 
     def load_tower(self, device: torch.device, progress: Progress) -> Tower:
         """See :meth:`Adapter.load_tower <encoder_svc.models.adapter.Adapter.load_tower>`."""

@@ -18,7 +18,17 @@ from typing import Any, ClassVar, cast
 import torch
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
-from encoder_svc.models.adapter import Adapter, AudioProbe, Layout, MediaProbe, Progress, Tower, TowerInput, VideoProbe
+from encoder_svc.models.adapter import (
+    Adapter,
+    AudioProbe,
+    Layout,
+    MediaProbe,
+    Progress,
+    Tower,
+    TowerInput,
+    VideoProbe,
+    WarmUp,
+)
 from encoder_svc.models.audio_config import AudioEncoderConfig, check_mel, read_section
 from encoder_svc.models.audio_family import PreparedSound, PrepareSound, feature_lengths, sound_layout
 from encoder_svc.models.audio_tower import Forward, encode_sounds
@@ -227,9 +237,9 @@ class OmniAdapter:
                 return None
             raise
 
-    def warm_up_input(self) -> TowerInput:
+    def warm_up(self) -> WarmUp:
         """A grid of two by two merge blocks, mid-grey."""
-        return self.vision.warm_up_input()
+        return self.vision.warm_up()
 
     def load_tower(self, device: torch.device, progress: Progress) -> Tower:
         """See :meth:`Adapter.load_tower <encoder_svc.models.adapter.Adapter.load_tower>`."""

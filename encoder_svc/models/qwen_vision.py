@@ -5,7 +5,7 @@ Grid (t, h, w) in patches; t·h·w / merge² rows, and with deepstack further co
 transformers.
 
 A family whose checkpoint has another tower beside this one (the Omni models) has a :class:`QwenVision` for its images
-and videos: its adapter hands ``measure``, ``prepare`` and ``warm_up_input`` on, adds ``identity`` to its fingerprint,
+and videos: its adapter hands ``measure``, ``prepare`` and ``warm_up`` on, adds ``identity`` to its fingerprint,
 and gives the items of the vision tower to a :class:`~encoder_svc.models.qwen_vision_tower.QwenVisionTower` made from
 ``model.visual`` of the base model that it built.
 """
@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 
 from encoder_svc.errors import Reason, ServiceError, SetupError
-from encoder_svc.models.adapter import ImageProbe, Layout, MediaProbe, TowerInput, VideoProbe
+from encoder_svc.models.adapter import ImageProbe, Layout, MediaProbe, TowerInput, VideoProbe, WarmUp
 from encoder_svc.models.checkpoint import Checkpoint
 from encoder_svc.models.dtypes import DATA_TYPES, ELEMENT_BYTES
 from encoder_svc.models.frame_sampling import (
@@ -167,11 +167,12 @@ class QwenVision:
         frames = cast("VideoProbe", probe).frames(layout.frames)
         return (cut_video(frames, len(layout.frames), *size, self.video),)
 
-    def warm_up_input(self) -> TowerInput:
+    def warm_up(self) -> WarmUp:
         """A grid of two by two merge blocks, mid-grey."""
         side = 2 * self.image.merge_size
         patches = torch.full((side * side, CHANNELS * self.image.patch_size**2), 128, dtype=torch.uint8)
-        return TowerInput(Modality.MODALITY_IMAGE, (1, side, side), (patches,))
+        item = TowerInput(Modality.MODALITY_IMAGE, (1, side, side), (patches,))
+        return WarmUp(item, TowerName.TOWER_VISION, len(patches))
 
     def _measure_image(self, item: MediaItem, probe: ImageProbe) -> Layout:
         constants = self.image

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from encoder_svc.models.adapter import Adapter, Layout, MediaProbe, Progress, Tower, TowerInput
+from encoder_svc.models.adapter import Adapter, Layout, MediaProbe, Progress, Tower, TowerInput, WarmUp
 from encoder_svc.models.checkpoint import Checkpoint, open_checkpoint
 from encoder_svc.models.dtypes import DATA_TYPES
 from encoder_svc.models.qwen_vision import (
@@ -89,9 +89,9 @@ class QwenVLAdapter:
         """See :meth:`Adapter.prepare <encoder_svc.models.adapter.Adapter.prepare>`."""
         return self.vision.prepare(item, probe, layout)
 
-    def warm_up_input(self) -> TowerInput:
+    def warm_up(self) -> WarmUp:
         """A grid of two by two merge blocks, mid-grey."""
-        return self.vision.warm_up_input()
+        return self.vision.warm_up()
 
     def load_tower(self, device: torch.device, progress: Progress) -> Tower:
         """See :meth:`Adapter.load_tower <encoder_svc.models.adapter.Adapter.load_tower>`."""

@@ -96,7 +96,7 @@ def make_adapter(path: Path, dtype: torch.dtype) -> Adapter:
         from encoder_svc.models.transformers_audio_tower import load_tower
 
         tower = load_tower(checkpoint, family, row, config, sounds.constants, dtype, device, progress)
-        ((rows,),) = tower.encode([silence(sounds, sounds.sampling_rate)])
+        ((rows,),) = tower.encode([silence(sounds, sounds.sampling_rate).item])
         promised = sounds(torch.zeros(sounds.sampling_rate)).rows, width
         if tuple(rows.shape) != promised:
             raise SetupError(

@@ -23,6 +23,7 @@ from encoder_svc.models.adapter import (
     Tower,
     TowerInput,
     VideoProbe,
+    WarmUp,
 )
 from encoder_svc.models.checkpoint import Checkpoint, open_checkpoint
 from encoder_svc.models.dtypes import DATA_TYPES, ELEMENT_BYTES
@@ -119,10 +120,11 @@ class ImageAdapter:
         plan.fill(video.frames(plan.frames), pixels)
         return self._tensors({**plan.inputs, "pixel_values": pixels})
 
-    def warm_up_input(self) -> TowerInput:
+    def warm_up(self) -> WarmUp:
         """A small mid-grey square."""
         layout = self._warm_up_layout
-        return TowerInput(Modality.MODALITY_IMAGE, tuple(layout.chunk.grid_dim), layout.prepared)
+        item = TowerInput(Modality.MODALITY_IMAGE, tuple(layout.chunk.grid_dim), layout.prepared)
+        return WarmUp(item, TowerName.TOWER_VISION, layout.input.patches)
 
     def load_tower(self, device: torch.device, progress: Progress) -> Tower:
         """See :meth:`Adapter.load_tower <encoder_svc.models.adapter.Adapter.load_tower>`."""
@@ -132,7 +134,7 @@ class ImageAdapter:
             constants["video"] = self._videos.constants
         identity = fingerprint(weights, self.model_type, self._torch_dtype, constants, self.hidden_size)
         tower = self._build(weights, identity, device)
-        (matrices,) = tower.encode([self.warm_up_input()])
+        (matrices,) = tower.encode([self.warm_up().item])
         promised = [tuple(spec.shape) for spec in self._warm_up_layout.chunk.tensors]
         made = [tuple(matrix.shape) for matrix in matrices]
         if made != promised:

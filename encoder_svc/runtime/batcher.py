@@ -28,9 +28,16 @@ class Batcher:
     """
 
     def __init__(self, budgets: Mapping[Tower, int], window: float = 0.0) -> None:
-        self.budgets = budgets
         self._lanes = [_Lane(budget, window) for budget in budgets.values()]
         self._lane_of = dict(zip(budgets, self._lanes, strict=True))
+
+    def budget(self, tower: Tower) -> int:
+        """What a batch of a tower may cost."""
+        return self._lane_of[tower].budget
+
+    def set_budget(self, tower: Tower, cost: int) -> None:
+        """The engine has measured what a batch of a tower may cost."""
+        self._lane_of[tower].budget = cost
 
     def due(self, now: float, running_until: float | None) -> float | None:
         """When the next batch is to be taken, perhaps in the past. None: nothing waits.
@@ -76,7 +83,7 @@ class _Lane:
 
     def __init__(self, budget: int, window: float) -> None:
         self.queue: FairQueue[Forward] = FairQueue()
-        self._budget = budget
+        self.budget = budget
         self._window = window
         self._first_at: float | None = None
         """Since when there is something that was not there when the last batch was taken."""
@@ -89,7 +96,7 @@ class _Lane:
             return None
         if self._first_at is None:
             self._first_at = now
-        if self.queue.cost >= self._budget or first.is_suspect:
+        if self.queue.cost >= self.budget or first.is_suspect:
             return self._first_at
         if running_until is None:
             return self._first_at + self._window
@@ -108,7 +115,7 @@ class _Lane:
         batch: list[Forward] = []
         cost = 0
         while (following := self.queue.peek()) is not None:
-            if batch and (cost + following.patches > self._budget or following.is_suspect):
+            if batch and (cost + following.patches > self.budget or following.is_suspect):
                 break
             self.queue.pop()
             batch.append(following)

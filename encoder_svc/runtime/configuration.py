@@ -12,6 +12,7 @@ from encoder_svc.shared_memory import SharedMemory
 from epd.internal.v1.engine_pb2 import ConfigureEngine
 from epd.internal.v1.media_worker_pb2 import ConfigureMedia, MediaLimits, Tower
 
+# Of a GPU until its engine has measured its own: the tower that the engine warms up with.
 _BATCH_PATCHES = {"cpu": 2048, "cuda": 16_384}
 _BATCH_FRAMES = {"cpu": 6000, "cuda": 48_000}
 
@@ -107,6 +108,14 @@ def configure_engine(
         arena_bytes=arena.size,
         log_level=settings.log_level,
         model_options=settings.options,
+        measured_towers=[
+            tower
+            for tower, cost in (
+                (Tower.TOWER_VISION, settings.batch_patches),
+                (Tower.TOWER_AUDIO, settings.batch_frames),
+            )
+            if not cost
+        ],
     )
     reached_at = split_address(serving.grpc_target)[0]
     if settings.shared_memory:

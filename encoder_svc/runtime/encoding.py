@@ -166,6 +166,8 @@ class Encoding:
         engine.starting = engine.failing = False
         engine.last_good = now
         engine.speeds.clear()
+        for budget in ready.budgets:
+            engine.batcher.set_budget(budget.tower, budget.cost)
 
     def engine_lost(self, index: int, now: float) -> None:
         """An engine died. Items whose forward had not started wait again; the others are tried once more, alone."""

@@ -85,7 +85,7 @@ class Engine:
     @property
     def load(self) -> float:
         """What it has been given and has not done, in full batches."""
-        return sum(patches / self.batcher.budgets[tower] for tower, patches in self.patches.items())
+        return sum(patches / self.batcher.budget(tower) for tower, patches in self.patches.items())
 
     def take(self, computation: Computation, slot: Slot) -> None:
         """Gets an item that has a slot here: all its forwards wait."""

@@ -81,7 +81,7 @@ class Scheduler:
         self._contents = Contents(hands, self.store, self.uploads, self.admission, observer, self)
         self._prompt_share = PromptShare(rules.prompt_bytes, self.encoding.capacity)
         self.canary = Canary(self.encoding.engines, self.submit, rules.canary_seconds, self.timers)
-        self._room = sum(engine.batcher.budgets[Tower.TOWER_VISION] for engine in engines) * rules.batches_ahead
+        self._batches_ahead = rules.batches_ahead
         self.draining = False
         self._model: EngineReady | None = None
 
@@ -104,7 +104,8 @@ class Scheduler:
         """How busy the server is."""
         engines = self.encoding.engines
         busy = sum(engine.busy.at(now) for engine in engines) / len(engines)
-        waiting = self.admission.patches / self._room
+        budgets = (engine.batcher.budget(Tower.TOWER_VISION) for engine in self.encoding.engines)
+        waiting = self.admission.patches / (sum(budgets) * self._batches_ahead)
         utilization = max(busy + waiting, _LEAST_UTILIZATION)
         return LoadFigures(utilization, self.admission.rate(now), self.admission.patches)
 

@@ -30,6 +30,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from encoder_client import EncoderClient, image
 from encoder_svc.bench.service import Service
 from encoder_svc.checkpoints import write_checkpoint
+from encoder_svc.engine.batch_budget import MOST, measure_tower
 from encoder_svc.engine.runner import BatchOutcome, LaunchedBatch, Runner
 from encoder_svc.engine.staging import Staging, make_staging
 from encoder_svc.models.adapter import Adapter, Tower, TowerInput
@@ -293,6 +294,15 @@ def check_memory(bench: Bench) -> Check:
     )
 
 
+def check_budget(bench: Bench) -> Check:
+    """The size of a batch that the device is found to gain from, as an engine finds it when it starts."""
+    warm_up = bench.adapter.warm_up()
+    begun = time.monotonic()
+    cost = measure_tower(bench.tower, warm_up, bench.device)
+    figures: dict[str, float | str] = {"patches": float(cost), "seconds": time.monotonic() - begun}
+    return Check("batch budget", warm_up.cost <= cost < 2 * MOST, figures)
+
+
 async def check_reads(bench: Bench, checkpoint: Path) -> list[Check]:
     """A served image comes whole through each transport."""
     pixels = torch.randint(0, 256, (8 * MERGE * PATCH, 6 * MERGE * PATCH, 3), dtype=torch.uint8)
@@ -340,6 +350,7 @@ def run_checks(device: torch.device, folder: Path, show: Callable[[Check], None]
     add(check_half(exact, half))
     add(check_order(half, (1, 32, 32) if large else (1, 8, 8), 16 if large else 2, 6 if large else 3))
     add(check_memory(exact))
+    add(check_budget(half))
     for side in (56, 224, 448) if large else (56,):
         add(check_speed(half, side, budget, rounds))
     add(check_speed(exact, 224 if large else 56, budget, rounds))

@@ -25,4 +25,4 @@ def test_the_check_of_a_device_passes_on_the_cpu(tmp_path: Path) -> None:
     failed = [check for check in result["checks"] if not check["passed"] and not check["name"].startswith("throughput")]
     assert not failed, done.stdout
     assert {check["name"] for check in result["checks"]} >= {"read by mooncake", "read by inline"}, done.stderr
-    assert len(result["checks"]) == 8
+    assert len(result["checks"]) == 9

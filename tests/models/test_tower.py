@@ -92,7 +92,7 @@ def test_an_item_of_a_batch_does_not_reach_its_neighbours(
 
 def test_the_warm_up_runs(tiny_checkpoint: Path, tower: Any) -> None:
     adapter, _ = load(tiny_checkpoint)
-    (rows,) = embed(tower, [adapter.warm_up_input()])
+    (rows,) = embed(tower, [adapter.warm_up().item])
     assert rows.shape == (4, adapter.hidden_size)
     assert rows.isfinite().all()
 

@@ -96,8 +96,8 @@ def test_names_of_either_release_of_transformers_are_taken(tiny_checkpoint: Path
 
     rewrite(copy, rename)
     adapter, tower = load(copy)
-    (rows,) = embed(tower, [adapter.warm_up_input()])
-    (same,) = embed(load(tiny_checkpoint)[1], [adapter.warm_up_input()])
+    (rows,) = embed(tower, [adapter.warm_up().item])
+    (same,) = embed(load(tiny_checkpoint)[1], [adapter.warm_up().item])
     assert torch.equal(rows, same)
     rewrite(copy, lambda tensors: tensors.pop(prefix + "merger.ln_q.weight"))
     assert f"{prefix}merger.ln_q.weight is not in the checkpoint" in refusal(copy)
@@ -105,11 +105,11 @@ def test_names_of_either_release_of_transformers_are_taken(tiny_checkpoint: Path
 
 def test_weights_survive_the_loss_of_their_files(copy: Path) -> None:
     adapter, tower = load(copy)
-    (before,) = embed(tower, [adapter.warm_up_input()])
+    (before,) = embed(tower, [adapter.warm_up().item])
     for file in copy.glob("*.safetensors"):
         with file.open("r+b") as shard:
             shard.truncate(0)
-    (after,) = embed(tower, [adapter.warm_up_input()])
+    (after,) = embed(tower, [adapter.warm_up().item])
     assert torch.equal(before, after)
 
 

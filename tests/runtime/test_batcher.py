@@ -50,6 +50,17 @@ def test_small_parts_share_a_batch_up_to_the_budget() -> None:
     assert [len(batch) for batch in batches(batcher)] == [10, 10, 5]
 
 
+def test_a_budget_that_the_engine_measured_holds_from_then_on() -> None:
+    make, batcher = ForwardMaker(), Batcher(budgets(100, frames=80))
+    for tower in (VISION, AUDIO):
+        for _ in range(8):
+            batcher.push(make(patches=20, tower=tower))
+    assert len(batcher.next_batch(0.0, None)) == 5
+    batcher.set_budget(VISION, 40)
+    assert batcher.budget(VISION) == 40
+    assert sorted(len(batch) for batch in batches(batcher)) == [1, 2, 4, 4]
+
+
 def test_a_batch_may_fill_the_budget_exactly() -> None:
     make, batcher = ForwardMaker(), Batcher(budgets(100))
     for patches in (60, 40, 1):

@@ -28,7 +28,7 @@ from epd.encoder.v1 import media_pb2 as epd_dot_encoder_dot_v1_dot_media__pb2
 from epd.internal.v1 import media_worker_pb2 as epd_dot_internal_dot_v1_dot_media__worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x65pd/internal/v1/engine.proto\x12\x0f\x65pd.internal.v1\x1a\x1e\x65pd/encoder/v1/embedding.proto\x1a$epd/encoder/v1/encoder_service.proto\x1a\x1a\x65pd/encoder/v1/media.proto\x1a\"epd/internal/v1/media_worker.proto\"\xaa\x01\n\rEngineCommand\x12\x35\n\tconfigure\x18\x01 \x01(\x0b\x32 .epd.internal.v1.ConfigureEngineH\x00\x12(\n\x03run\x18\x02 \x01(\x0b\x32\x19.epd.internal.v1.RunBatchH\x00\x12-\n\x06verify\x18\x03 \x01(\x0b\x32\x1b.epd.internal.v1.VerifySlotH\x00\x42\t\n\x07\x63ommand\"\xe9\x02\n\x0c\x45ngineReport\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.epd.internal.v1.ChildHelloH\x00\x12+\n\x07loading\x18\x02 \x01(\x0b\x32\x18.epd.internal.v1.LoadingH\x00\x12-\n\x05ready\x18\x03 \x01(\x0b\x32\x1c.epd.internal.v1.EngineReadyH\x00\x12\x30\n\x07started\x18\x04 \x01(\x0b\x32\x1d.epd.internal.v1.BatchStartedH\x00\x12*\n\x04\x64one\x18\x05 \x01(\x0b\x32\x1a.epd.internal.v1.BatchDoneH\x00\x12\x31\n\x08verified\x18\x06 \x01(\x0b\x32\x1d.epd.internal.v1.SlotVerifiedH\x00\x12\x34\n\x0c\x63hild_failed\x18\x07 \x01(\x0b\x32\x1c.epd.internal.v1.ChildFailedH\x00\x42\x08\n\x06report\"\xe1\x03\n\x0f\x43onfigureEngine\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0f\n\x07threads\x18\x04 \x01(\r\x12\x16\n\x0einput_arena_fd\x18\x05 \x01(\r\x12\x19\n\x11input_arena_bytes\x18\x06 \x01(\x04\x12\x10\n\x08\x61rena_fd\x18\x07 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x08 \x01(\x04\x12\x33\n\x08mooncake\x18\t \x01(\x0b\x32!.epd.internal.v1.MooncakeSettings\x12\x11\n\tlog_level\x18\n \x01(\t\x12I\n\rmodel_options\x18\x0b \x03(\x0b\x32\x32.epd.internal.v1.ConfigureEngine.ModelOptionsEntry\x12<\n\rshared_memory\x18\x0c \x01(\x0b\x32%.epd.internal.v1.SharedMemorySettings\x12/\n\x06zeromq\x18\r \x01(\x0b\x32\x1f.epd.internal.v1.ZeroMqSettings\x1a\x33\n\x11ModelOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"+\n\x14SharedMemorySettings\x12\x13\n\x0bsocket_path\x18\x01 \x01(\t\"C\n\x10MooncakeSettings\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x03 \x01(\t\"O\n\x0eZeroMqSettings\x12\x0e\n\x06listen\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x11\n\tcurve_key\x18\x04 \x01(\t\")\n\x07Loading\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x10\n\x08\x66raction\x18\x02 \x01(\x01\"\x95\x02\n\x0b\x45ngineReady\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12(\n\x05model\x18\x02 \x01(\x0b\x32\x19.epd.encoder.v1.ModelInfo\x12\x31\n\ntransports\x18\x03 \x03(\x0b\x32\x1d.epd.encoder.v1.TransportInfo\x12)\n\x08locators\x18\x04 \x03(\x0b\x32\x17.epd.encoder.v1.Locator\x12<\n\x08versions\x18\x05 \x03(\x0b\x32*.epd.internal.v1.EngineReady.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"D\n\x08RunBatch\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12)\n\x05items\x18\x02 \x03(\x0b\x32\x1a.epd.internal.v1.BatchItem\"\x95\x02\n\tBatchItem\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12*\n\x08modality\x18\x02 \x01(\x0e\x32\x18.epd.encoder.v1.Modality\x12\x10\n\x08grid_dim\x18\x03 \x03(\r\x12*\n\x05input\x18\x04 \x01(\x0b\x32\x1b.epd.internal.v1.ModelInput\x12\x14\n\x0cinput_offset\x18\x05 \x01(\x04\x12+\n\x07tensors\x18\x06 \x03(\x0b\x32\x1a.epd.encoder.v1.TensorSpec\x12\x16\n\x0epayload_offset\x18\x07 \x01(\x04\x12\x0e\n\x06nbytes\x18\x08 \x01(\x04\x12\x14\n\x0c\x66irst_matrix\x18\t \x01(\r\x12\x0f\n\x07partial\x18\n \x01(\x08\"\x1d\n\x0c\x42\x61tchStarted\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\"~\n\tBatchDone\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12*\n\x05items\x18\x02 \x03(\x0b\x32\x1b.epd.internal.v1.ItemResult\x12\x1b\n\x13\x66orward_nanoseconds\x18\x03 \x01(\x04\x12\x19\n\x11stage_nanoseconds\x18\x04 \x01(\x04\"g\n\nItemResult\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12*\n\x08\x63hecksum\x18\x02 \x01(\x0b\x32\x18.epd.encoder.v1.Checksum\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"C\n\nVerifySlot\x12\r\n\x05query\x18\x01 \x01(\x04\x12\x16\n\x0epayload_offset\x18\x02 \x01(\x04\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\"I\n\x0cSlotVerified\x12\r\n\x05query\x18\x01 \x01(\x04\x12*\n\x08\x63hecksum\x18\x02 \x01(\x0b\x32\x18.epd.encoder.v1.Checksumb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x65pd/internal/v1/engine.proto\x12\x0f\x65pd.internal.v1\x1a\x1e\x65pd/encoder/v1/embedding.proto\x1a$epd/encoder/v1/encoder_service.proto\x1a\x1a\x65pd/encoder/v1/media.proto\x1a\"epd/internal/v1/media_worker.proto\"\xaa\x01\n\rEngineCommand\x12\x35\n\tconfigure\x18\x01 \x01(\x0b\x32 .epd.internal.v1.ConfigureEngineH\x00\x12(\n\x03run\x18\x02 \x01(\x0b\x32\x19.epd.internal.v1.RunBatchH\x00\x12-\n\x06verify\x18\x03 \x01(\x0b\x32\x1b.epd.internal.v1.VerifySlotH\x00\x42\t\n\x07\x63ommand\"\xe9\x02\n\x0c\x45ngineReport\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.epd.internal.v1.ChildHelloH\x00\x12+\n\x07loading\x18\x02 \x01(\x0b\x32\x18.epd.internal.v1.LoadingH\x00\x12-\n\x05ready\x18\x03 \x01(\x0b\x32\x1c.epd.internal.v1.EngineReadyH\x00\x12\x30\n\x07started\x18\x04 \x01(\x0b\x32\x1d.epd.internal.v1.BatchStartedH\x00\x12*\n\x04\x64one\x18\x05 \x01(\x0b\x32\x1a.epd.internal.v1.BatchDoneH\x00\x12\x31\n\x08verified\x18\x06 \x01(\x0b\x32\x1d.epd.internal.v1.SlotVerifiedH\x00\x12\x34\n\x0c\x63hild_failed\x18\x07 \x01(\x0b\x32\x1c.epd.internal.v1.ChildFailedH\x00\x42\x08\n\x06report\"\x92\x04\n\x0f\x43onfigureEngine\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0f\n\x07threads\x18\x04 \x01(\r\x12\x16\n\x0einput_arena_fd\x18\x05 \x01(\r\x12\x19\n\x11input_arena_bytes\x18\x06 \x01(\x04\x12\x10\n\x08\x61rena_fd\x18\x07 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x08 \x01(\x04\x12\x33\n\x08mooncake\x18\t \x01(\x0b\x32!.epd.internal.v1.MooncakeSettings\x12\x11\n\tlog_level\x18\n \x01(\t\x12I\n\rmodel_options\x18\x0b \x03(\x0b\x32\x32.epd.internal.v1.ConfigureEngine.ModelOptionsEntry\x12<\n\rshared_memory\x18\x0c \x01(\x0b\x32%.epd.internal.v1.SharedMemorySettings\x12/\n\x06zeromq\x18\r \x01(\x0b\x32\x1f.epd.internal.v1.ZeroMqSettings\x12/\n\x0fmeasured_towers\x18\x0e \x03(\x0e\x32\x16.epd.internal.v1.Tower\x1a\x33\n\x11ModelOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"+\n\x14SharedMemorySettings\x12\x13\n\x0bsocket_path\x18\x01 \x01(\t\"C\n\x10MooncakeSettings\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x03 \x01(\t\"O\n\x0eZeroMqSettings\x12\x0e\n\x06listen\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x11\n\tcurve_key\x18\x04 \x01(\t\")\n\x07Loading\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x10\n\x08\x66raction\x18\x02 \x01(\x01\"\xc4\x02\n\x0b\x45ngineReady\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12(\n\x05model\x18\x02 \x01(\x0b\x32\x19.epd.encoder.v1.ModelInfo\x12\x31\n\ntransports\x18\x03 \x03(\x0b\x32\x1d.epd.encoder.v1.TransportInfo\x12)\n\x08locators\x18\x04 \x03(\x0b\x32\x17.epd.encoder.v1.Locator\x12<\n\x08versions\x18\x05 \x03(\x0b\x32*.epd.internal.v1.EngineReady.VersionsEntry\x12-\n\x07\x62udgets\x18\x06 \x03(\x0b\x32\x1c.epd.internal.v1.TowerBudget\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"B\n\x0bTowerBudget\x12%\n\x05tower\x18\x01 \x01(\x0e\x32\x16.epd.internal.v1.Tower\x12\x0c\n\x04\x63ost\x18\x02 \x01(\x04\"D\n\x08RunBatch\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12)\n\x05items\x18\x02 \x03(\x0b\x32\x1a.epd.internal.v1.BatchItem\"\x95\x02\n\tBatchItem\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12*\n\x08modality\x18\x02 \x01(\x0e\x32\x18.epd.encoder.v1.Modality\x12\x10\n\x08grid_dim\x18\x03 \x03(\r\x12*\n\x05input\x18\x04 \x01(\x0b\x32\x1b.epd.internal.v1.ModelInput\x12\x14\n\x0cinput_offset\x18\x05 \x01(\x04\x12+\n\x07tensors\x18\x06 \x03(\x0b\x32\x1a.epd.encoder.v1.TensorSpec\x12\x16\n\x0epayload_offset\x18\x07 \x01(\x04\x12\x0e\n\x06nbytes\x18\x08 \x01(\x04\x12\x14\n\x0c\x66irst_matrix\x18\t \x01(\r\x12\x0f\n\x07partial\x18\n \x01(\x08\"\x1d\n\x0c\x42\x61tchStarted\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\"~\n\tBatchDone\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12*\n\x05items\x18\x02 \x03(\x0b\x32\x1b.epd.internal.v1.ItemResult\x12\x1b\n\x13\x66orward_nanoseconds\x18\x03 \x01(\x04\x12\x19\n\x11stage_nanoseconds\x18\x04 \x01(\x04\"g\n\nItemResult\x12\x0c\n\x04part\x18\x01 \x01(\x04\x12*\n\x08\x63hecksum\x18\x02 \x01(\x0b\x32\x18.epd.encoder.v1.Checksum\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"C\n\nVerifySlot\x12\r\n\x05query\x18\x01 \x01(\x04\x12\x16\n\x0epayload_offset\x18\x02 \x01(\x04\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\"I\n\x0cSlotVerified\x12\r\n\x05query\x18\x01 \x01(\x04\x12*\n\x08\x63hecksum\x18\x02 \x01(\x0b\x32\x18.epd.encoder.v1.Checksumb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,33 +44,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINEREPORT']._serialized_start=357
   _globals['_ENGINEREPORT']._serialized_end=718
   _globals['_CONFIGUREENGINE']._serialized_start=721
-  _globals['_CONFIGUREENGINE']._serialized_end=1202
-  _globals['_CONFIGUREENGINE_MODELOPTIONSENTRY']._serialized_start=1151
-  _globals['_CONFIGUREENGINE_MODELOPTIONSENTRY']._serialized_end=1202
-  _globals['_SHAREDMEMORYSETTINGS']._serialized_start=1204
-  _globals['_SHAREDMEMORYSETTINGS']._serialized_end=1247
-  _globals['_MOONCAKESETTINGS']._serialized_start=1249
-  _globals['_MOONCAKESETTINGS']._serialized_end=1316
-  _globals['_ZEROMQSETTINGS']._serialized_start=1318
-  _globals['_ZEROMQSETTINGS']._serialized_end=1397
-  _globals['_LOADING']._serialized_start=1399
-  _globals['_LOADING']._serialized_end=1440
-  _globals['_ENGINEREADY']._serialized_start=1443
-  _globals['_ENGINEREADY']._serialized_end=1720
-  _globals['_ENGINEREADY_VERSIONSENTRY']._serialized_start=1673
-  _globals['_ENGINEREADY_VERSIONSENTRY']._serialized_end=1720
-  _globals['_RUNBATCH']._serialized_start=1722
-  _globals['_RUNBATCH']._serialized_end=1790
-  _globals['_BATCHITEM']._serialized_start=1793
-  _globals['_BATCHITEM']._serialized_end=2070
-  _globals['_BATCHSTARTED']._serialized_start=2072
-  _globals['_BATCHSTARTED']._serialized_end=2101
-  _globals['_BATCHDONE']._serialized_start=2103
-  _globals['_BATCHDONE']._serialized_end=2229
-  _globals['_ITEMRESULT']._serialized_start=2231
-  _globals['_ITEMRESULT']._serialized_end=2334
-  _globals['_VERIFYSLOT']._serialized_start=2336
-  _globals['_VERIFYSLOT']._serialized_end=2403
-  _globals['_SLOTVERIFIED']._serialized_start=2405
-  _globals['_SLOTVERIFIED']._serialized_end=2478
+  _globals['_CONFIGUREENGINE']._serialized_end=1251
+  _globals['_CONFIGUREENGINE_MODELOPTIONSENTRY']._serialized_start=1200
+  _globals['_CONFIGUREENGINE_MODELOPTIONSENTRY']._serialized_end=1251
+  _globals['_SHAREDMEMORYSETTINGS']._serialized_start=1253
+  _globals['_SHAREDMEMORYSETTINGS']._serialized_end=1296
+  _globals['_MOONCAKESETTINGS']._serialized_start=1298
+  _globals['_MOONCAKESETTINGS']._serialized_end=1365
+  _globals['_ZEROMQSETTINGS']._serialized_start=1367
+  _globals['_ZEROMQSETTINGS']._serialized_end=1446
+  _globals['_LOADING']._serialized_start=1448
+  _globals['_LOADING']._serialized_end=1489
+  _globals['_ENGINEREADY']._serialized_start=1492
+  _globals['_ENGINEREADY']._serialized_end=1816
+  _globals['_ENGINEREADY_VERSIONSENTRY']._serialized_start=1769
+  _globals['_ENGINEREADY_VERSIONSENTRY']._serialized_end=1816
+  _globals['_TOWERBUDGET']._serialized_start=1818
+  _globals['_TOWERBUDGET']._serialized_end=1884
+  _globals['_RUNBATCH']._serialized_start=1886
+  _globals['_RUNBATCH']._serialized_end=1954
+  _globals['_BATCHITEM']._serialized_start=1957
+  _globals['_BATCHITEM']._serialized_end=2234
+  _globals['_BATCHSTARTED']._serialized_start=2236
+  _globals['_BATCHSTARTED']._serialized_end=2265
+  _globals['_BATCHDONE']._serialized_start=2267
+  _globals['_BATCHDONE']._serialized_end=2393
+  _globals['_ITEMRESULT']._serialized_start=2395
+  _globals['_ITEMRESULT']._serialized_end=2498
+  _globals['_VERIFYSLOT']._serialized_start=2500
+  _globals['_VERIFYSLOT']._serialized_end=2567
+  _globals['_SLOTVERIFIED']._serialized_start=2569
+  _globals['_SLOTVERIFIED']._serialized_end=2642
 # @@protoc_insertion_point(module_scope)

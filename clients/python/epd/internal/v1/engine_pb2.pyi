@@ -39,7 +39,7 @@ class EngineReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[_media_worker_pb2.ChildHello, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., started: _Optional[_Union[BatchStarted, _Mapping]] = ..., done: _Optional[_Union[BatchDone, _Mapping]] = ..., verified: _Optional[_Union[SlotVerified, _Mapping]] = ..., child_failed: _Optional[_Union[_media_worker_pb2.ChildFailed, _Mapping]] = ...) -> None: ...
 
 class ConfigureEngine(_message.Message):
-    __slots__ = ("model", "device", "dtype", "threads", "input_arena_fd", "input_arena_bytes", "arena_fd", "arena_bytes", "mooncake", "log_level", "model_options", "shared_memory", "zeromq")
+    __slots__ = ("model", "device", "dtype", "threads", "input_arena_fd", "input_arena_bytes", "arena_fd", "arena_bytes", "mooncake", "log_level", "model_options", "shared_memory", "zeromq", "measured_towers")
     class ModelOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class ConfigureEngine(_message.Message):
     MODEL_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     ZEROMQ_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_TOWERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     device: str
     dtype: str
@@ -73,7 +74,8 @@ class ConfigureEngine(_message.Message):
     model_options: _containers.ScalarMap[str, str]
     shared_memory: SharedMemorySettings
     zeromq: ZeroMqSettings
-    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., threads: _Optional[int] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., mooncake: _Optional[_Union[MooncakeSettings, _Mapping]] = ..., log_level: _Optional[str] = ..., model_options: _Optional[_Mapping[str, str]] = ..., shared_memory: _Optional[_Union[SharedMemorySettings, _Mapping]] = ..., zeromq: _Optional[_Union[ZeroMqSettings, _Mapping]] = ...) -> None: ...
+    measured_towers: _containers.RepeatedScalarFieldContainer[_media_worker_pb2.Tower]
+    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., threads: _Optional[int] = ..., input_arena_fd: _Optional[int] = ..., input_arena_bytes: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., mooncake: _Optional[_Union[MooncakeSettings, _Mapping]] = ..., log_level: _Optional[str] = ..., model_options: _Optional[_Mapping[str, str]] = ..., shared_memory: _Optional[_Union[SharedMemorySettings, _Mapping]] = ..., zeromq: _Optional[_Union[ZeroMqSettings, _Mapping]] = ..., measured_towers: _Optional[_Iterable[_Union[_media_worker_pb2.Tower, str]]] = ...) -> None: ...
 
 class SharedMemorySettings(_message.Message):
     __slots__ = ("socket_path",)
@@ -112,7 +114,7 @@ class Loading(_message.Message):
     def __init__(self, step: _Optional[str] = ..., fraction: _Optional[float] = ...) -> None: ...
 
 class EngineReady(_message.Message):
-    __slots__ = ("boot_id", "model", "transports", "locators", "versions")
+    __slots__ = ("boot_id", "model", "transports", "locators", "versions", "budgets")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -125,12 +127,22 @@ class EngineReady(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     LOCATORS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     model: _encoder_service_pb2.ModelInfo
     transports: _containers.RepeatedCompositeFieldContainer[_encoder_service_pb2.TransportInfo]
     locators: _containers.RepeatedCompositeFieldContainer[_embedding_pb2.Locator]
     versions: _containers.ScalarMap[str, str]
-    def __init__(self, boot_id: _Optional[str] = ..., model: _Optional[_Union[_encoder_service_pb2.ModelInfo, _Mapping]] = ..., transports: _Optional[_Iterable[_Union[_encoder_service_pb2.TransportInfo, _Mapping]]] = ..., locators: _Optional[_Iterable[_Union[_embedding_pb2.Locator, _Mapping]]] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    budgets: _containers.RepeatedCompositeFieldContainer[TowerBudget]
+    def __init__(self, boot_id: _Optional[str] = ..., model: _Optional[_Union[_encoder_service_pb2.ModelInfo, _Mapping]] = ..., transports: _Optional[_Iterable[_Union[_encoder_service_pb2.TransportInfo, _Mapping]]] = ..., locators: _Optional[_Iterable[_Union[_embedding_pb2.Locator, _Mapping]]] = ..., versions: _Optional[_Mapping[str, str]] = ..., budgets: _Optional[_Iterable[_Union[TowerBudget, _Mapping]]] = ...) -> None: ...
+
+class TowerBudget(_message.Message):
+    __slots__ = ("tower", "cost")
+    TOWER_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    tower: _media_worker_pb2.Tower
+    cost: int
+    def __init__(self, tower: _Optional[_Union[_media_worker_pb2.Tower, str]] = ..., cost: _Optional[int] = ...) -> None: ...
 
 class RunBatch(_message.Message):
     __slots__ = ("batch", "items")
