@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import numpy as np
 
 import encoder_client
@@ -62,6 +63,10 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--transport", choices=TRANSPORTS, default="inline", help="how rows are read (default: inline)")
     parser.add_argument("--save", type=Path, metavar="DIR", help="folder to write FILE.npy to; bfloat16 as float32")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="holds the token of a caller, for a server that asks for one"
+    )
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="PEM of the authority to trust; calls go by TLS")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds to wait (default: 120)")
     parser.set_defaults(func=run)
 
@@ -86,7 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
 async def _encode(arguments: argparse.Namespace, items: list[MediaItem]) -> int:
     begin = time.monotonic()
     print(f"{'ms':>8}  {'event':<9}  {'part':>4}  what")
-    async with EncoderClient(arguments.target, transports=[arguments.transport]) as client:
+    credentials = grpc.ssl_channel_credentials(_read(arguments.tls_ca)) if arguments.tls_ca else None
+    token = _read(arguments.token_file).decode().strip() if arguments.token_file else ""
+    async with EncoderClient(
+        arguments.target, credentials=credentials, token=token, transports=[arguments.transport]
+    ) as client:
         async with client.encode(items, timeout=arguments.timeout) as call:
             async for event in call:
                 _show(begin, *_describe(event))
@@ -102,8 +111,12 @@ async def _encode(arguments: argparse.Namespace, items: list[MediaItem]) -> int:
 
 def _item(file: Path, modality: str | None) -> MediaItem:
     kind = modality or (mimetypes.guess_type(file.name)[0] or "").partition("/")[0]
+    return _ITEM_OF.get(kind, _ITEM_OF["image"])(_read(file))
+
+
+def _read(file: Path) -> bytes:
     try:
-        return _ITEM_OF.get(kind, _ITEM_OF["image"])(file.read_bytes())
+        return file.read_bytes()
     except OSError as error:
         raise SetupError(f"cannot read {file}: {error.strerror}") from None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -278,6 +280,8 @@ async def test_a_router_and_a_receiver_of_one_identity_meet_and_no_other_sees_th
         await stub.release(pb.ReleaseRequest(leases=[pb.LeaseRelease(lease_id=secrets[0])]))
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.fetch(pb.FetchRequest(lease_id=secrets[0])).read()
+    assert await encode_by_command(server.target, tmp_path, "") == 1
+    assert await encode_by_command(server.target, tmp_path, "secret-of-others") == 0
     server.stop()
     log = server.stderr + server.stdout
     assert "engine 0" in log
@@ -285,6 +289,17 @@ async def test_a_router_and_a_receiver_of_one_identity_meet_and_no_other_sees_th
         for shown in (secret.hex(), repr(secret)[2:-1], str(list(secret))):
             assert shown not in log
     assert "secret-of" not in log
+
+
+async def encode_by_command(target: str, folder: Path, token: str) -> int:
+    """The exit code of ``encoder-svc encode``."""
+    (folder / "photo.jpg").write_bytes(PHOTO)
+    (folder / "token").write_text(f"{token}\n")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "encoder_svc.cli.main", "encode", "--target", target, "--token-file",
+        str(folder / "token"), str(folder / "photo.jpg"),
+    )  # fmt: skip
+    return await process.wait()
 
 
 async def test_a_token_goes_to_no_other_host_in_plain_text() -> None:
