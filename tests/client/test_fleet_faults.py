@@ -35,11 +35,18 @@ Fates = list[list[Fate]]
 
 
 @asynccontextmanager
-async def fleet_of(encoders: Sequence[UnreliableEncoder], seed: int = 0) -> AsyncIterator[EncoderFleet]:
+async def fleet_of(
+    encoders: Sequence[UnreliableEncoder], seed: int = 0, poll_seconds: float = 0.1
+) -> AsyncIterator[EncoderFleet]:
     targets = [await encoder.start() for encoder in encoders]
     try:
         async with EncoderFleet(
-            targets, transports=("inline",), poll_seconds=0.1, read_timeout=5.0, channels=1, random=Random(seed)
+            targets,
+            transports=("inline",),
+            poll_seconds=poll_seconds,
+            read_timeout=5.0,
+            channels=1,
+            random=Random(seed),
         ) as fleet:
             await eventually(lambda: set(fleet.states.values()) == {HealthState.SERVING})
             yield fleet
@@ -81,6 +88,16 @@ def test_any_failures_that_leave_one_encoder_alive(fates: Fates, fault: Fate, pr
     logging.getLogger("encoder_client").setLevel(logging.ERROR)
     fates = [[fault, *fates[0]], *fates[1:], []]
     asyncio.run(answered_right([UnreliableEncoder(drawn) for drawn in fates], prompts, seed))
+
+
+async def test_nothing_waits_for_a_poll() -> None:
+    encoders = [UnreliableEncoder([Fate.BUSY, Fate.FAULT]), UnreliableEncoder([Fate.UNREACHABLE]), UnreliableEncoder()]
+    async with fleet_of(encoders, poll_seconds=3600) as fleet:
+        for size in (10, 1 << 20):  # hashed at once, and in a thread
+            items = [image(b"%d" % number * size) for number in range(4)]
+            async with fleet.encode(items, timeout=TIMEOUT) as call:
+                embeddings = await call.embeddings()
+            assert [embedding.numpy().tobytes() for embedding in embeddings] == [*map(payload_of, items)]
 
 
 async def test_encoders_that_die_one_after_the_other() -> None:

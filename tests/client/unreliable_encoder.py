@@ -80,7 +80,7 @@ class UnreliableEncoder(EncoderServiceServicer, HealthServicer):  # type: ignore
 
     async def start(self) -> str:
         """Serves on a free port of the loopback, and tells the target."""
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", 8 << 20)])
         add_EncoderServiceServicer_to_server(self, self._server)
         add_HealthServicer_to_server(self, self._server)
         self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -100,7 +100,7 @@ class UnreliableEncoder(EncoderServiceServicer, HealthServicer):  # type: ignore
     async def GetServerInfo(  # noqa: N802 # the name of the call
         self, request: pb.GetServerInfoRequest, context: Any
     ) -> pb.GetServerInfoResponse:
-        info = pb.GetServerInfoResponse(limits=pb.Limits(max_items=4, max_message_bytes=1 << 20))
+        info = pb.GetServerInfoResponse(limits=pb.Limits(max_items=4, max_message_bytes=4 << 20))
         info.encoder.instance_id, info.encoder.grpc_target = self.instance_id, self.target
         info.model.compatibility_fingerprint, info.model.cache_namespace = self.fingerprint, bytes(32)
         return info

@@ -68,13 +68,14 @@ class Dispatcher:
         self._hashing = False
         self._calls: set[asyncio.Task[None]] = set()
         self._begun = 0
+        self._soon: asyncio.Handle | None = None
         self._timer: asyncio.Handle | None = None
         self._closed = False
 
     def wake(self) -> None:
         """Something has changed."""
-        if not self._closed:
-            self._plan(self._loop.call_soon(self.pump))
+        if not self._closed and self._soon is None:
+            self._soon = self._loop.call_soon(self.pump)
 
     def again(self, part_idx: int, lost: EncoderError | None) -> bool:
         """Asks once more for a part that is READY.
@@ -96,35 +97,29 @@ class Dispatcher:
     async def close(self) -> None:
         """Cancels what is not READY."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for handle in (self._soon, self._timer):
+            if handle is not None:
+                handle.cancel()
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     def pump(self) -> None:
         """Starts what can start, and ends what has waited too long."""
+        self._soon = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         now = self._loop.time()
         for part_idx, error in self._ledger.expire(now, self._why).items():
             self._sink.failed(part_idx, error)
         waiting = self._ledger.waiting()
-        if waiting and (members := self._fitting(self._roster.available(now))):
-            if self._keys is None and len(members) > 1 and self._may_share():
-                self._hash(members[0])
-            elif not self._hashing:
-                self._send(waiting, members)
+        if waiting and (members := self._fitting(self._roster.available(now))) and self._has_keys(members):
+            self._send(waiting, members)
         times = [self._ledger.next_end(), self._roster.available_at() if self._ledger.waiting() else None]
         ahead = min((time for time in times if time is not None and time > now), default=inf)
-        if ahead < inf and not self._closed:
-            self._plan(self._loop.call_at(ahead, self.pump))
-
-    def _plan(self, handle: asyncio.Handle) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = handle
-
-    def _may_share(self) -> bool:
-        return self._prompt.options["cache_policy"] != CachePolicy.CACHE_POLICY_BYPASS
+        if ahead < inf:
+            self._timer = self._loop.call_at(ahead, self.pump)
 
     def _fitting(self, members: Sequence[Member]) -> list[Member]:
         """The members whose embeddings fit together with those that the prompt has."""
@@ -147,10 +142,15 @@ class Dispatcher:
             return f"{', '.join(others)} would make embeddings that do not fit; {self._roster.troubles()}"
         return self._roster.troubles()
 
-    def _hash(self, member: Member) -> None:
-        """Finds the content keys of the items, in a thread if they are large."""
-        assert member.info is not None
-        namespace, salt = member.info.model.cache_namespace, self._prompt.options["cache_salt"]
+    def _has_keys(self, members: Sequence[Member]) -> bool:
+        """The content keys are there, or not needed; otherwise they are being found, in a thread if items are large."""
+        bypass = self._prompt.options["cache_policy"] == CachePolicy.CACHE_POLICY_BYPASS
+        if self._keys is not None or len(members) == 1 or bypass:
+            return True
+        if self._hashing:
+            return False
+        assert members[0].info is not None
+        namespace, salt = members[0].info.model.cache_namespace, self._prompt.options["cache_salt"]
         items = self._prompt.items
 
         def keys() -> dict[int, bytes]:
@@ -158,11 +158,10 @@ class Dispatcher:
 
         if sum(item.ByteSize() for item in items.values()) < HASH_IN_THREAD_BYTES:
             self._keys = keys()
-            self.wake()
-        elif not self._hashing:
-            self._hashing = True
-            task = asyncio.create_task(asyncio.to_thread(keys))
-            task.add_done_callback(self._hashed)
+            return True
+        self._hashing = True
+        asyncio.create_task(asyncio.to_thread(keys)).add_done_callback(self._hashed)
+        return False
 
     def _hashed(self, task: asyncio.Task[dict[int, bytes]]) -> None:
         self._hashing = False
@@ -235,11 +234,11 @@ class Dispatcher:
             member.ended(self, part_idx)
         error = _error_of(member, call)
         if self._closed or error is None:
-            member.health.left()  # its parts have told what there is to tell
+            self._roster.left(member)  # its parts have told what there is to tell
         else:
             for part_idx in sorted(sent):
                 self._fail(part_idx, error)
-            self._roster.report(member, error, self._loop.time())
+            self._roster.report(member, error)
         self.wake()
 
     async def _take(self, member: Member, event: Event, sent: set[int]) -> None:
@@ -259,11 +258,11 @@ class Dispatcher:
                 self._contents.note(chunk.content_key, chunk.encoder.instance_id)
                 self._ledger.ready(chunk.part_idx)
                 self._sink.ready(chunk)
-                self._roster.report(member, None, self._loop.time())
+                self._roster.report(member, None)
             case PartFailed():
                 self._end(member, event.part_idx, sent)
                 self._fail(event.part_idx, event.error)
-                self._roster.report(member, event.error, self._loop.time())
+                self._roster.report(member, event.error)
                 self.wake()
             case PartCancelled():
                 self._end(member, event.part_idx, sent)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 
 import grpc
@@ -20,6 +21,8 @@ from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.encoder_service_pb2 import EngineState
 
 logger = logging.getLogger("encoder_client")
+
+Poll = tuple[bool, service.GetServerInfoResponse] | EncoderError
 
 DNS = "dns:"
 POLL_SECONDS_AT_MOST = 5.0
@@ -86,29 +89,40 @@ class Member:
         self.health.failed(kind_of(error), error.retry_after, now)
         self.trouble = str(error)
 
-    async def poll(self, timeout: float) -> None:
-        """Asks how it is. If it has not answered several times, its calls are cancelled: nothing will come of them.
+    async def poll(self, timeout: float) -> Poll:
+        """Asks how it is.
 
         Args:
             timeout: seconds that the answers may take.
+
+        Returns:
+            Whether it says that it serves, and what it says of itself; or why it did not answer.
         """
-        now = asyncio.get_running_loop().time
         try:
-            serving, info = await asyncio.gather(self.client.health(timeout), self.client.server_info(timeout))
+            return await asyncio.gather(self.client.health(timeout), self.client.server_info(timeout))
         except EncoderError as error:
+            return error
+        except Exception as error:  # whatever it is, the next poll may do better, and the member must not be lost
+            logger.exception("the poll of %s failed here", self.target)
+            return EncoderError(grpc.StatusCode.UNKNOWN, f"it cannot be polled: {error!r}")
+
+    def learn(self, poll: Poll, now: float) -> None:
+        """Takes what a poll told. If it was one too many without an answer, nothing will come of the calls either."""
+        if isinstance(poll, EncoderError):
             before = self.health.state
-            self.health.poll_failed(now())
-            self.trouble = str(error)
+            self.health.poll_failed(now)
+            self.trouble = str(poll)
             if self.health.state is HealthState.EJECTED and before is not HealthState.EJECTED:
                 for call in list(self.calls):
                     call.cancel()
             return
+        serving, info = poll
         if info.encoder.instance_id != self.instance_id:
-            self.health.poll_succeeded(False, now())  # another server: what the last one did says nothing of it
+            self.health.poll_succeeded(False, now)  # another server: what the last one did says nothing of it
         self.info = info
         # What others have it do: this client's own parts are known better here.
         self._others = max(0, sum(info.load.parts.values()) - len(self._sent))
-        self.health.poll_succeeded(serving, now())
+        self.health.poll_succeeded(serving, now)
         if not serving:
             self.trouble = "it says that it does not serve: it starts, or it stops"
 
@@ -178,21 +192,33 @@ class Roster:
             return "no address is known; look at the names that the fleet was given"
         return "; ".join(f"{member.target}: {member.trouble}" for member in self.members.values())
 
-    def report(self, member: Member, error: EncoderError | None, now: float) -> None:
+    def report(self, member: Member, error: EncoderError | None) -> None:
         """Tells how a call to a member, or a part of it, ended. Its other calls go on: their connection may be well."""
-        before = member.health.state
-        if error is None:
-            member.health.succeeded()
-        else:
-            member.failed(error, now)
-        self._changed(member, before)
+        with self._looking_at(member):
+            if error is None:
+                member.health.succeeded()
+            else:
+                member.failed(error, asyncio.get_running_loop().time())
 
-    def _changed(self, member: Member, before: HealthState) -> None:
-        after = member.health.state
-        if after is not before:
-            reason = f": {member.trouble}" if after in {HealthState.EJECTED, HealthState.UNKNOWN} else ""
-            logger.info("the encoder at %s is %s%s", member.target, after.value, reason)
-        self._on_change()
+    def left(self, member: Member) -> None:
+        """Tells that a call to a member ended, and nothing of the member by that."""
+        with self._looking_at(member):
+            member.health.left()
+
+    @contextmanager
+    def _looking_at(self, member: Member) -> Iterator[None]:
+        """Tells of what has changed by the end. Most calls change nothing, and wake nobody."""
+        loop = asyncio.get_running_loop()
+        state, available = member.health.state, member.health.available(loop.time())
+        server = member.instance_id, member.fingerprint
+        yield
+        now = member.health.state
+        if now is not state:
+            reason = f": {member.trouble}" if now in {HealthState.EJECTED, HealthState.UNKNOWN} else ""
+            logger.info("the encoder at %s is %s%s", member.target, now.value, reason)
+        told = (now, member.health.available(loop.time()), (member.instance_id, member.fingerprint))
+        if told != (state, available, server):
+            self._on_change()
 
     def _join(self, target: str, host: str = "") -> None:
         if target not in self.members:
@@ -216,13 +242,9 @@ class Roster:
 
     async def _watch(self, member: Member) -> None:
         while True:
-            before = member.health.state
-            try:
-                await member.poll(min(max(self._poll_seconds, 1.0), POLL_SECONDS_AT_MOST))
-            except Exception:  # whatever it is, the next poll may do better, and the member must not be lost for good
-                logger.exception("the poll of %s failed", member.target)
-                member.health.poll_failed(asyncio.get_running_loop().time())
-            self._changed(member, before)
+            poll = await member.poll(min(max(self._poll_seconds, 1.0), POLL_SECONDS_AT_MOST))
+            with self._looking_at(member):
+                member.learn(poll, asyncio.get_running_loop().time())
             await asyncio.sleep(self._poll_seconds * self._random.uniform(0.75, 1.25))
 
     async def _resolve(self) -> None:
