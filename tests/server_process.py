@@ -33,13 +33,14 @@ class ServerProcess:
 
     Args:
         model: the folder of the checkpoint.
+        prefix: what runs its command, such as in another network namespace; it must become that command.
         settings: other settings by their names in :class:`encoder_svc.settings.Settings`.
 
     It listens on a free port of the loopback unless told otherwise, computes with one thread, keeps small arenas, and
     sends no canaries of its own: what a test counts is its own doing. Parts wait as long as a child may take to start.
     """
 
-    def __init__(self, model: Path, **settings: Any) -> None:
+    def __init__(self, model: Path, prefix: tuple[str, ...] = (), **settings: Any) -> None:
         values = {
             "model": model,
             "listen": "127.0.0.1:0",
@@ -64,7 +65,7 @@ class ServerProcess:
         self.metrics_address = ""
         """Of its Prometheus page."""
         self.process = psutil.Popen(
-            [sys.executable, "-m", "encoder_svc.cli.main", "serve", *arguments],
+            [*prefix, sys.executable, "-m", "encoder_svc.cli.main", "serve", *arguments],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             stdin=subprocess.DEVNULL,

@@ -76,8 +76,9 @@ class SharedMemoryServer(threading.Thread):
             connection.setblocking(False)
             socket.send_fds(connection, [self._message], [self._descriptor])
         except OSError as error:
-            log.warning("a receiver of shared memory was not served: %s", error)
             connection.close()
+            if not isinstance(error, ConnectionError):  # whoever asks if anybody listens goes at once
+                log.warning("a receiver of shared memory was not served: %s", error)
             return
         self._selector.register(connection, selectors.EVENT_READ)
         self._receivers += 1
