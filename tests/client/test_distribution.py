@@ -32,4 +32,4 @@ async def main():
 asyncio.run(main())
 """
     answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert answer.stdout.strip() == "('inline',)"
+    assert answer.stdout.strip() == "('shared_memory', 'zeromq', 'inline')"
