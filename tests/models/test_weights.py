@@ -195,7 +195,7 @@ def test_a_config_that_transformers_cannot_build_is_refused(tiny_checkpoint: Pat
     ("section", "field", "value", "told"),
     [
         ("vision_config", "num_heads", 5, "num_heads 5"),
-        ("vision_config", "num_heads", 64, "num_heads 64"),
+        ("vision_config", "num_heads", 128, "num_heads 128"),
         ("vision_config", "num_heads", 0, "vision_config.num_heads"),
         ("vision_config", "depth", 0, "vision_config.depth"),
         ("vision_config", "fullatt_block_indexes", [1, 9], "names block 9"),
@@ -203,7 +203,7 @@ def test_a_config_that_transformers_cannot_build_is_refused(tiny_checkpoint: Pat
         ("vision_config", "in_channels", 4, "vision_config.in_channels"),
         ("vision_config", "hidden_act", "gelu", "vision_config.hidden_act"),
         ("vision_config", "intermediate_size", -1, "vision_config.intermediate_size"),
-        ("vision_config", "hidden_size", 256, "has shape"),
+        ("vision_config", "hidden_size", 128, "has shape"),
     ],
 )
 def test_a_config_that_no_model_can_have_is_refused(
