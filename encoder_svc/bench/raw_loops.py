@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import zmq
 
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports.mooncake import MooncakeReader
 from encoder_svc.bench.transport_peer import PIECE_BYTES, RAW_METHOD, SLOTS_BYTES, TransportPeer
 from encoder_svc.shared_memory import SharedMemory

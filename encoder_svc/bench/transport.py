@@ -14,7 +14,7 @@ import xxhash
 
 from encoder_client import EmbeddingPool
 from encoder_client.in_place import InPlaceReads
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from encoder_client.stub import EncoderStub
 from encoder_client.transports import Reader
 from encoder_client.transports.inline import InlineReader

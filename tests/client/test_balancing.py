@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder_client.balancing import BOUND, Candidate, KnownContents, Wish, assign, preferred
+from encoder_client.fleet.balancing import BOUND, Candidate, KnownContents, Wish, assign, preferred
 
 keys = st.binary(min_size=32, max_size=32)
 costs = st.floats(min_value=1, max_value=10_000)

@@ -16,7 +16,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from encoder_client import EncoderClient, EncoderFleet, HealthState, connections, image
-from encoder_client.roster import Roster
+from encoder_client.fleet.roster import Roster
 from epd.encoder.v1.embedding_pb2 import EncoderRef
 from tests.client.unreliable_encoder import UnreliableEncoder
 from tests.conftest import StartServer

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from encoder_client.embedding import Embedding
-from encoder_client.pool import EmbeddingPool
+from encoder_client.pool.embedding_pool import EmbeddingPool
 from epd.encoder.v1.embedding_pb2 import DataType, TensorSpec
 from tests.client.chunks import ready, rows
 

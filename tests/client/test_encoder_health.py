@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from encoder_client.encoder_health import (
+from encoder_client.fleet.encoder_health import (
     FAULTS_TO_EJECT,
     FIRST_EJECTION,
     LONGEST_EJECTION,
@@ -14,7 +14,7 @@ from encoder_client.encoder_health import (
     EncoderHealth,
     HealthState,
 )
-from encoder_client.failure_kinds import FailureKind
+from encoder_client.fleet.failure_kinds import FailureKind
 
 
 def state_of(health: EncoderHealth) -> HealthState:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encoder_client import audio, image, video
-from encoder_client.media_cost import HELD, LEAST, MOST, UNKNOWN, estimated_cost
+from encoder_client.fleet.media_cost import HELD, LEAST, MOST, UNKNOWN, estimated_cost
 from epd.encoder.v1.media_pb2 import AudioOptions, MediaItem, Modality, VideoOptions
 
 sizes = st.integers(0, 1 << 16)

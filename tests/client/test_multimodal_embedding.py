@@ -25,7 +25,7 @@ from encoder_client import (
     Ready,
     image,
 )
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from epd.encoder.v1.embedding_pb2 import (
     DataType,
     DoubleList,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from encoder_client.errors import PoolError
-from encoder_client.pool import EmbeddingPool, Slot
+from encoder_client.pool.embedding_pool import EmbeddingPool, Slot
 
 
 async def take(pool: EmbeddingPool, nbytes: int, prompt: str = "p") -> Slot:

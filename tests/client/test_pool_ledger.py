@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from encoder_client.pool_ledger import ALIGNMENT, ALLOWED, PoolLedger, Ticket, TicketState
+from encoder_client.pool.pool_ledger import ALIGNMENT, ALLOWED, PoolLedger, Ticket, TicketState
 
 FOREVER = float("inf")
 

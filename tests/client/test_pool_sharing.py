@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from encoder_client import ChunkError, Embedding, EmbeddingHandle, EmbeddingPool, HandleError, PoolSharing
-from encoder_client.embedding_handle import HEADER
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_handle import HEADER
+from encoder_client.pool.embedding_pool import Slot
 from tests.client.chunks import ready, rows
 from tests.waiting import eventually
 
@@ -176,7 +176,7 @@ async def test_whoever_has_the_descriptor_cannot_harm_the_pool() -> None:
 
 
 async def test_who_connects_and_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("encoder_client.pool_sharing.HELLO_SECONDS", 0.01)
+    monkeypatch.setattr("encoder_client.pool.pool_sharing.HELLO_SECONDS", 0.01)
     pool = EmbeddingPool(1 << 16)
     embedding = await embedded(pool)
     async with PoolSharing(pool) as sharing:

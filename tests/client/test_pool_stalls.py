@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from encoder_client.pool_ledger import Ticket
-from encoder_client.pool_stalls import StallWatch
+from encoder_client.pool.pool_ledger import Ticket
+from encoder_client.pool.pool_stalls import StallWatch
 
 _AGES = iter(range(1, 1000))
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encoder_client.errors import EncoderError
-from encoder_client.failure_kinds import FailureKind, kind_of
-from encoder_client.prompt_ledger import MOST_FAULTS, PartState, PromptLedger
+from encoder_client.fleet.failure_kinds import FailureKind, kind_of
+from encoder_client.fleet.prompt_ledger import MOST_FAULTS, PartState, PromptLedger
 
 LOST = EncoderError(grpc.StatusCode.UNAVAILABLE, "the connection is gone")
 FAULT = EncoderError(grpc.StatusCode.UNAVAILABLE, "it died", reason="ENGINE_LOST", retry_after=1.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from encoder_client import Layout, LeaseRevoked, PartCancelled, PartFailed, Ready, SubscriptionEvent, Synced
 from encoder_client.events import layout_of
-from encoder_client.received_parts import ReceivedParts
+from encoder_client.subscriptions.received_parts import ReceivedParts
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from tests.client import chunks

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from encoder_client import ChunkError, EmbeddingPool, EncoderClient, PoolError, ReadError, Ready, image
-from encoder_client.pool import Reservation
+from encoder_client.pool.embedding_pool import Reservation
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from tests.client.chunks import layout, ready, rows
 from tests.client.scripted_encoder import ScriptedEncoder

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from encoder_client import Embedding, EmbeddingPool, EncoderError, Layout, PartError, SyncEncoderClient, image
-from encoder_client.sync_client import Outcome
+from encoder_client.threads.sync_client import Outcome
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from tests.conftest import StartServer, servers
 from tests.photograph import photo

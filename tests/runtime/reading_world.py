@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from encoder_client.pool_ledger import PoolLedger, Ticket, TicketState
+from encoder_client.pool.pool_ledger import PoolLedger, Ticket, TicketState
 from encoder_svc.errors import ServiceError
 from encoder_svc.runtime.commands import AcquireCommand, CancelCommand
 from encoder_svc.runtime.events import ChunkEvent, Event, PartCancelled, PartFailed

@@ -9,9 +9,7 @@ from __future__ import annotations
 from encoder_client.client import EncoderClient
 from encoder_client.content_key import content_key, item_content_key
 from encoder_client.embedding import Embedding
-from encoder_client.embedding_handle import EmbeddingHandle
 from encoder_client.encode_call import EncodeCall
-from encoder_client.encoder_health import HealthState
 from encoder_client.errors import (
     ChunkError,
     EncoderClientError,
@@ -35,17 +33,19 @@ from encoder_client.events import (
     SubscriptionEvent,
     Synced,
 )
-from encoder_client.fleet import EncoderFleet
-from encoder_client.fleet_call import FleetCall
+from encoder_client.fleet.encoder_fleet import EncoderFleet
+from encoder_client.fleet.encoder_health import HealthState
+from encoder_client.fleet.fleet_call import FleetCall
 from encoder_client.media import audio, image, video
-from encoder_client.multimodal_embedding import MultiModalEmbedding
-from encoder_client.pool import EmbeddingPool
-from encoder_client.pool_ledger import PoolStatistics
-from encoder_client.pool_sharing import PoolSharing
-from encoder_client.prompt_metadata import VideoAudio
-from encoder_client.submission import Submission
-from encoder_client.subscription import Subscription
-from encoder_client.sync_client import SyncEncoderClient
+from encoder_client.pool.embedding_handle import EmbeddingHandle
+from encoder_client.pool.embedding_pool import EmbeddingPool
+from encoder_client.pool.pool_ledger import PoolStatistics
+from encoder_client.pool.pool_sharing import PoolSharing
+from encoder_client.prompts.multimodal_embedding import MultiModalEmbedding
+from encoder_client.prompts.prompt_metadata import VideoAudio
+from encoder_client.subscriptions.subscription import Subscription
+from encoder_client.threads.submission import Submission
+from encoder_client.threads.sync_client import SyncEncoderClient
 from encoder_client.transport_choice import TransportStatistics
 
 __all__ = [

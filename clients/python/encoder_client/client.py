@@ -25,10 +25,10 @@ from encoder_client.errors import EncoderError, ReadError, from_rpc_error
 from encoder_client.in_place import InPlaceReads
 from encoder_client.media import add_placed
 from encoder_client.part_reads import PartReads, gone
-from encoder_client.pool import EmbeddingPool, Slot
+from encoder_client.pool.embedding_pool import EmbeddingPool, Slot
 from encoder_client.reading import ChunkReader
 from encoder_client.stub import EncoderStub
-from encoder_client.subscription import Subscription
+from encoder_client.subscriptions.subscription import Subscription
 from encoder_client.transport_choice import TransportChoice, TransportStatistics
 from encoder_client.transport_loading import load_readers
 from encoder_client.transports import TRANSPORTS, SlotClosedError, TransportError

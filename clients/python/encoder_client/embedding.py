@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from encoder_client import dtypes
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, TensorSpec
 
 if TYPE_CHECKING:

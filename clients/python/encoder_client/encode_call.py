@@ -26,7 +26,7 @@ from encoder_client.events import (
     layout_of,
 )
 from encoder_client.part_reads import PartReads
-from encoder_client.pool import Reservation
+from encoder_client.pool.embedding_pool import Reservation
 from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import Delivery

@@ -11,7 +11,7 @@ from time import monotonic
 
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderError, ReadError
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports import SlotClosedError, TransportError
 from encoder_client.transports.mapped_arena import MappedArena
 from encoder_client.transports.shared_memory import SharedMemoryReader

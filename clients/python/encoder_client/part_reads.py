@@ -1,9 +1,9 @@
 """The reads of some parts of a prompt, into memory that is reserved for all of them at once.
 
 As long as the pool has no space, READY parts wait with their leases. If the pool stalls meanwhile
-(:mod:`encoder_client.pool_stalls`), these leases go back, since their slots may be what the pool waits for. Once there
-is space, the embeddings are asked for again: by their content key, and those that are gone by then by their media.
-Whoever has space gives back nothing unread, so each part is asked for again once at most.
+(:mod:`encoder_client.pool.pool_stalls`), these leases go back, since their slots may be what the pool waits for. Once
+there is space, the embeddings are asked for again: by their content key, and those that are gone by then by their
+media. Whoever has space gives back nothing unread, so each part is asked for again once at most.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import grpc
 from encoder_client import chunk_checks
 from encoder_client.embedding import Embedding
 from encoder_client.errors import ChunkError, EncoderError, ReadError, from_rpc_error
-from encoder_client.pool import Reservation, Slot
+from encoder_client.pool.embedding_pool import Reservation, Slot
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import AcquireRequest
 

@@ -11,7 +11,7 @@ from encoder_client import chunk_checks
 from encoder_client.checksums import checksum_function
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderError, ReadError
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from encoder_client.releases import ReleaseBatcher
 from encoder_client.transport_choice import TransportChoice
 from encoder_client.transports import SlotClosedError, TransferStuckError, TransportError

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from encoder_client.errors import EncoderClientError
-from encoder_client.pool import EmbeddingPool
+from encoder_client.pool.embedding_pool import EmbeddingPool
 from encoder_client.transports import TRANSPORTS, Reader
 from encoder_client.transports.inline import InlineReader
 from encoder_client.transports.shared_memory import SharedMemoryReader

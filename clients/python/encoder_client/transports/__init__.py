@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 
 TRANSPORTS = ("shared_memory", "mooncake", "zeromq", "inline")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import grpc
 
 from encoder_client.errors import from_rpc_error
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from encoder_client.stub import EncoderStub
 from encoder_client.transports import TransportError
 from epd.encoder.v1 import encoder_service_pb2 as service

@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports import SlotClosedError, TransportError
 from epd import arena_socket, slot_header
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk

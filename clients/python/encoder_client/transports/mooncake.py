@@ -15,7 +15,7 @@ from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any
 
-from encoder_client.pool import EmbeddingPool, Slot
+from encoder_client.pool.embedding_pool import EmbeddingPool, Slot
 from encoder_client.transports import TransferStuckError, TransportError
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 

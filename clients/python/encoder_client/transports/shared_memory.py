@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from functools import partial
 
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports.mapped_arena import MappedArena, host_boot_id
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import zmq
 
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports import TransportError
 from encoder_client.transports.zeromq_peer import ZeroMqPeer
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator, ZeroMqLocator

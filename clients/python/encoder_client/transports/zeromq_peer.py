@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports import SlotClosedError, TransportError
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, ZeroMqLocator
 from epd.zeromq_reads import PIECE_BYTES, Answer, Request, State, parse_answer, write_request

@@ -10,8 +10,8 @@ import grpc
 
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderClientError, from_rpc_error
-from encoder_client.multimodal_embedding import MultiModalEmbedding
-from encoder_client.pool import EmbeddingPool, Reservation
+from encoder_client.pool.embedding_pool import EmbeddingPool, Reservation
+from encoder_client.prompts.multimodal_embedding import MultiModalEmbedding
 from encoder_client.worker.inbox import Arrival, PromptParts
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import AcquireRequest
@@ -24,7 +24,7 @@ class Assembly:
     """One prompt's embeddings. Use it as an async context manager: what was not taken over is let go at the end.
 
     Space in the pool is reserved for all parts at once, as soon as the size of each is known. READY parts wait for it
-    with their leases, unless the pool stalls (:mod:`encoder_client.pool_stalls`): then these go back, and the
+    with their leases, unless the pool stalls (:mod:`encoder_client.pool.pool_stalls`): then these go back, and the
     embeddings are asked for again, by ``Acquire``, when there is space.
 
     Args:

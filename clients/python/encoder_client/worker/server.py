@@ -18,7 +18,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from encoder_client.client import EncoderClient
 from encoder_client.errors import EncoderClientError
-from encoder_client.pool import EmbeddingPool
+from encoder_client.pool.embedding_pool import EmbeddingPool
 from encoder_client.worker.assembly import give_back
 from encoder_client.worker.inbox import Inbox
 from encoder_client.worker.servicer import SERVICE, LanguageModel, LanguageServicer

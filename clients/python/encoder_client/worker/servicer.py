@@ -15,7 +15,7 @@ from google.rpc.status_pb2 import Status
 
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderClientError, EncoderError, PoolError
-from encoder_client.pool import EmbeddingPool
+from encoder_client.pool.embedding_pool import EmbeddingPool
 from encoder_client.worker.assembly import Assembly, give_back
 from encoder_client.worker.generation import GenerationThread
 from encoder_client.worker.inbox import Inbox

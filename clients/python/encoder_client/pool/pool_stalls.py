@@ -9,7 +9,7 @@ nobody but the users of its embeddings.
 
 from __future__ import annotations
 
-from encoder_client.pool_ledger import Ticket
+from encoder_client.pool.pool_ledger import Ticket
 
 
 class StallWatch:

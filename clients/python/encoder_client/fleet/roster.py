@@ -11,12 +11,12 @@ from random import Random
 
 import grpc
 
-from encoder_client.balancing import Candidate
 from encoder_client.client import EncoderClient
-from encoder_client.encoder_health import EncoderHealth, HealthState
 from encoder_client.errors import EncoderError
-from encoder_client.failure_kinds import kind_of
-from encoder_client.media_cost import UNKNOWN
+from encoder_client.fleet.balancing import Candidate
+from encoder_client.fleet.encoder_health import EncoderHealth, HealthState
+from encoder_client.fleet.failure_kinds import kind_of
+from encoder_client.fleet.media_cost import UNKNOWN
 from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.encoder_service_pb2 import EngineState
 

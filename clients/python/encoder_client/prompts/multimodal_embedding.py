@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from encoder_client import chunk_checks, prompt_checks, prompt_metadata
+from encoder_client import chunk_checks
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderClientError, PromptError
-from encoder_client.prompt_checks import VIDEO_AUDIO
-from encoder_client.prompt_metadata import VideoAudio
+from encoder_client.prompts import prompt_checks, prompt_metadata
+from encoder_client.prompts.prompt_checks import VIDEO_AUDIO
+from encoder_client.prompts.prompt_metadata import VideoAudio
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import Modality
 

@@ -14,7 +14,7 @@ from math import inf
 import grpc
 
 from encoder_client.errors import EncoderError
-from encoder_client.failure_kinds import FailureKind, kind_of
+from encoder_client.fleet.failure_kinds import FailureKind, kind_of
 
 MOST_FAULTS = 2
 """Tries of one part that end in a fault: an item that brings down whatever works on it must not visit all encoders."""

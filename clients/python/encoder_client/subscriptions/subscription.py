@@ -13,7 +13,7 @@ import grpc
 
 from encoder_client.errors import EncoderError, from_rpc_error
 from encoder_client.events import SubscriptionEvent
-from encoder_client.received_parts import ReceivedParts
+from encoder_client.subscriptions.received_parts import ReceivedParts
 from epd.encoder.v1.encoder_service_pb2 import SubscribeRequest, SubscribeResponse
 
 if TYPE_CHECKING:

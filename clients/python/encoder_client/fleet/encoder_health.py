@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from encoder_client.failure_kinds import FailureKind
+from encoder_client.fleet.failure_kinds import FailureKind
 
 FAULTS_TO_EJECT = 3
 """Failures in a row, of polls or of parts, after which an encoder is ejected. A lost connection does it at once."""

@@ -11,12 +11,12 @@ import grpc
 from encoder_client import chunk_checks
 from encoder_client.errors import EncoderError, PartError
 from encoder_client.events import Accepted, Complete, Event, Layout, PartCancelled, PartFailed, Ready
-from encoder_client.fleet_prompt import Prompt
+from encoder_client.fleet.fleet_prompt import Prompt
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 
 class FleetEvents:
-    """A :class:`~encoder_client.fleet_prompt.Sink` that gives what it is told the order of one call.
+    """A :class:`~encoder_client.fleet.fleet_prompt.Sink` that gives what it is told the order of one call.
 
     ``Accepted`` comes once, for each part at most one ``Layout`` and exactly one end, and ``Complete`` last. A part
     that was READY and is asked for again has no second event: whoever asked gets its chunk.
@@ -82,7 +82,7 @@ class FleetEvents:
             waiter.cancel()
 
     def accepted(self, accepted: Accepted) -> None:
-        """See :class:`~encoder_client.fleet_prompt.Sink`, as for the methods below."""
+        """See :class:`~encoder_client.fleet.fleet_prompt.Sink`, as for the methods below."""
         if self.first is None:
             self.first = replace(accepted, request_id=self._prompt.request_id)
             self._tell(self.first)

@@ -10,13 +10,13 @@ from typing import Self
 import grpc
 
 from encoder_client.client import EncoderClient
-from encoder_client.dispatcher import Dispatcher
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderError, PartError, ReadError
 from encoder_client.events import Accepted, Complete, Event, Layout, Ready
-from encoder_client.fleet_events import FleetEvents
-from encoder_client.fleet_prompt import Prompt, Sink
-from encoder_client.fleet_reads import FleetReads
+from encoder_client.fleet.dispatcher import Dispatcher
+from encoder_client.fleet.fleet_events import FleetEvents
+from encoder_client.fleet.fleet_prompt import Prompt, Sink
+from encoder_client.fleet.fleet_reads import FleetReads
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 Begin = Callable[[Prompt, Sink], Dispatcher]

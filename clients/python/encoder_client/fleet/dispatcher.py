@@ -14,13 +14,13 @@ from random import Random
 
 import grpc
 
-from encoder_client.balancing import KnownContents, Wish, assign
 from encoder_client.errors import ChunkError, EncoderError
 from encoder_client.events import Accepted, Event, Layout, PartCancelled, PartFailed, Ready
-from encoder_client.fleet_prompt import Prompt, Sink
-from encoder_client.media_cost import estimated_cost
-from encoder_client.prompt_ledger import PromptLedger
-from encoder_client.roster import Member, Roster
+from encoder_client.fleet.balancing import KnownContents, Wish, assign
+from encoder_client.fleet.fleet_prompt import Prompt, Sink
+from encoder_client.fleet.media_cost import estimated_cost
+from encoder_client.fleet.prompt_ledger import PromptLedger
+from encoder_client.fleet.roster import Member, Roster
 from epd.content_key import item_content_key
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from epd.encoder.v1.media_pb2 import MediaItem

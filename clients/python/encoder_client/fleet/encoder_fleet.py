@@ -12,15 +12,15 @@ from typing import Self
 
 import grpc
 
-from encoder_client.balancing import KnownContents
 from encoder_client.client import EncoderClient
-from encoder_client.dispatcher import Dispatcher
-from encoder_client.encoder_health import HealthState
-from encoder_client.fleet_call import FleetCall
-from encoder_client.fleet_prompt import EncodeOptions, Prompt, Sink
+from encoder_client.fleet.balancing import KnownContents
+from encoder_client.fleet.dispatcher import Dispatcher
+from encoder_client.fleet.encoder_health import HealthState
+from encoder_client.fleet.fleet_call import FleetCall
+from encoder_client.fleet.fleet_prompt import EncodeOptions, Prompt, Sink
+from encoder_client.fleet.roster import Roster
 from encoder_client.media import placed_items
-from encoder_client.pool import EmbeddingPool
-from encoder_client.roster import Roster
+from encoder_client.pool.embedding_pool import EmbeddingPool
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy, Delivery
 from epd.encoder.v1.media_pb2 import MediaItem
 
@@ -29,9 +29,9 @@ class EncoderFleet:
     """Encodes the items of a prompt on several encoders, and reads the embeddings into one pool.
 
     Items are spread by estimated cost and reported load, and go where their content is (see
-    :mod:`encoder_client.balancing`). A part that an encoder cannot make now is sent to another, under the same prompt
-    and ``part_idx``, until its deadline: see :class:`~encoder_client.failure_kinds.FailureKind`. Encoders that fail are
-    left out until they answer again (:mod:`encoder_client.encoder_health`).
+    :mod:`encoder_client.fleet.balancing`). A part that an encoder cannot make now is sent to another, under the same
+    prompt and ``part_idx``, until its deadline: see :class:`~encoder_client.fleet.failure_kinds.FailureKind`. Encoders
+    that fail are left out until they answer again (:mod:`encoder_client.fleet.encoder_health`).
 
     Use it as an async context manager, in one event loop.
 

@@ -12,11 +12,11 @@ from encoder_client.embedding import Embedding
 from encoder_client.errors import PartError, ReadError
 from encoder_client.events import Layout
 from encoder_client.part_reads import PartReads
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 if TYPE_CHECKING:
-    from encoder_client.fleet_call import FleetCall
+    from encoder_client.fleet.fleet_call import FleetCall
 
 Result = Layout | Embedding | PartError
 

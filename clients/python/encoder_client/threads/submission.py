@@ -1,4 +1,4 @@
-"""A prompt that was given to a :class:`~encoder_client.sync_client.SyncEncoderClient`."""
+"""A prompt that was given to a :class:`~encoder_client.threads.sync_client.SyncEncoderClient`."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Self
 
 from encoder_client.errors import PoolError
-from encoder_client.pool_arena import PoolArena
-from encoder_client.pool_ledger import PoolLedger, PoolStatistics, Ticket, TicketState
-from encoder_client.pool_stalls import StallWatch
+from encoder_client.pool.pool_arena import PoolArena
+from encoder_client.pool.pool_ledger import PoolLedger, PoolStatistics, Ticket, TicketState
+from encoder_client.pool.pool_stalls import StallWatch
 
 DEFAULT_BYTES = 256 << 20
 PATIENCE_SECONDS = 1.0

@@ -35,7 +35,7 @@ from time import monotonic
 from encoder_client import chunk_checks
 from encoder_client.embedding import Embedding
 from encoder_client.errors import HandleError
-from encoder_client.pool import Slot
+from encoder_client.pool.embedding_pool import Slot
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 MAGIC = b"EPDHAND1"

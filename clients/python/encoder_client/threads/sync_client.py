@@ -19,13 +19,13 @@ import grpc
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderClientError, EncoderError, PartError, PoolError
 from encoder_client.events import Layout
-from encoder_client.fleet import EncoderFleet
-from encoder_client.fleet_call import FleetCall
-from encoder_client.loop_thread import LoopThread
+from encoder_client.fleet.encoder_fleet import EncoderFleet
+from encoder_client.fleet.fleet_call import FleetCall
 from encoder_client.media import placed_items
-from encoder_client.pool import EmbeddingPool
-from encoder_client.pool_ledger import PoolStatistics
-from encoder_client.submission import Submission
+from encoder_client.pool.embedding_pool import EmbeddingPool
+from encoder_client.pool.pool_ledger import PoolStatistics
+from encoder_client.threads.loop_thread import LoopThread
+from encoder_client.threads.submission import Submission
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from epd.encoder.v1.media_pb2 import MediaItem
 

@@ -1,4 +1,4 @@
-"""Lets other processes of the host open embeddings of a pool, by handles (:mod:`encoder_client.embedding_handle`).
+"""Lets other processes of the host open embeddings of a pool, by handles (:mod:`encoder_client.pool.embedding_handle`).
 
 The rights are those of files: the socket (0600) lies in a folder of its own (0700), so only processes of the same user
 get that far; then the token of a handle decides. A process that was given the descriptor can read the whole pool.
@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import Self
 
 from encoder_client.embedding import Embedding
-from encoder_client.embedding_handle import FULL, GONE, GRANTED, HELLO, EmbeddingHandle
 from encoder_client.errors import HandleError
-from encoder_client.pool import EmbeddingPool
+from encoder_client.pool.embedding_handle import FULL, GONE, GRANTED, HELLO, EmbeddingHandle
+from encoder_client.pool.embedding_pool import EmbeddingPool
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 HELLO_SECONDS = 5.0

@@ -1,0 +1,1 @@
+"""What a named receiver is told by its encoders, over lost connections."""

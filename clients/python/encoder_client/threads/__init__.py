@@ -1,0 +1,1 @@
+"""The client for programs that drive it from threads and may never wait."""
