@@ -10,9 +10,9 @@ from statistics import median
 from time import perf_counter
 
 import grpc
-import xxhash
 
 from encoder_client import EmbeddingPool
+from encoder_client.checksums import RunningChecksum
 from encoder_client.in_place import InPlaceReads
 from encoder_client.pool.embedding_pool import Slot
 from encoder_client.stub import EncoderStub
@@ -132,7 +132,13 @@ class _InPlace:
         return True
 
     async def read(
-        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
+        self,
+        chunk: EmbeddingChunk,
+        locator: Locator,
+        lease: LeaseGrant,
+        slot: Slot,
+        checksum: RunningChecksum,
+        timeout: float,
     ) -> None:
         embedding = await self._reads.read(chunk, locator, lease, timeout)
         if not embedding.intact:
@@ -193,8 +199,9 @@ class _Turns:
         reader = self._reader
         locator = next(place for place in chunk.locators if place.WhichOneof("location") == reader.name)
         begun = perf_counter()
-        await reader.read(chunk, locator, chunk.leases[0], slot, READ_SECONDS)
-        good = not reader.needs_checksum or xxhash.xxh3_64_intdigest(slot.view) == chunk.checksum.value
+        checksum = RunningChecksum(chunk.checksum)
+        await reader.read(chunk, locator, chunk.leases[0], slot, checksum, READ_SECONDS)
+        good = not reader.needs_checksum or checksum.matches(slot.view[: chunk.nbytes])
         seconds = perf_counter() - begun
         if not good:
             raise SetupError(f"{reader.name} delivered damaged bytes")

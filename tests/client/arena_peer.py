@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from encoder_client import EmbeddingPool
+from encoder_client.checksums import RunningChecksum
 from encoder_client.transports import Reader
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
+from epd.encoder.v1.embedding_pb2 import Checksum, EmbeddingChunk, LeaseGrant, Locator
 
 SLOT_BYTES = (2 << 20) + 12_345
 """Of a payload: more than two pieces of ZeroMQ's."""
@@ -143,5 +144,5 @@ async def read(
 ) -> bytes:
     """Reads one slot, lets go of its memory, and gives the SHA-256 of what came."""
     slot = (await pool.reserve("prompt", [chunk.nbytes])).take(0)
-    await reader.read(chunk, locator, LeaseGrant(), slot, timeout)
+    await reader.read(chunk, locator, LeaseGrant(), slot, RunningChecksum(Checksum()), timeout)
     return await asyncio.to_thread(lambda: hashlib.sha256(slot.view).digest())

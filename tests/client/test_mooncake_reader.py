@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from encoder_client import EmbeddingPool
+from encoder_client.checksums import RunningChecksum
 from encoder_client.transports import TransferStuckError, TransportError
 from encoder_client.transports.mooncake import MooncakeReader
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator, MooncakeLocator
+from epd.encoder.v1.embedding_pb2 import Checksum, EmbeddingChunk, LeaseGrant, Locator, MooncakeLocator
 from tests.waiting import eventually
 
 SLOT_BYTES = 1 << 16
@@ -61,7 +63,9 @@ def peer() -> Iterator[Peer]:
 async def read(reader: MooncakeReader, pool: EmbeddingPool, locator: Locator, timeout: float = 20.0) -> bytes:
     """Reads one slot and lets go of its memory."""
     slot = (await pool.reserve("prompt", [SLOT_BYTES])).take(0)
-    await reader.read(EmbeddingChunk(nbytes=SLOT_BYTES), locator, LeaseGrant(), slot, timeout)
+    await reader.read(
+        EmbeddingChunk(nbytes=SLOT_BYTES), locator, LeaseGrant(), slot, RunningChecksum(Checksum()), timeout
+    )
     return hashlib.sha256(slot.view).digest()
 
 
@@ -81,6 +85,7 @@ async def test_a_transfer_that_hangs_keeps_its_memory_until_it_has_ended(peer: P
     try:
         await read(reader, pool, peer.locator(0))
         peer.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, peer.process.pid, os.WSTOPPED)
         given_up = asyncio.create_task(read(reader, pool, peer.locator(1)))
         with pytest.raises(TransferStuckError):
             await read(reader, pool, peer.locator(2), timeout=0.3)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from encoder_client import chunk_checks
-from encoder_client.checksums import checksum_function
+from encoder_client.checksums import RunningChecksum
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderError, ReadError
 from encoder_client.pool.embedding_pool import Slot
@@ -94,13 +94,13 @@ class ChunkReader:
             raise ReadError(f"part {chunk.part_idx} can be read by {offered} only, which this client cannot")
         if len(tries) == 1:
             tries *= 2
-        checksum = checksum_function(chunk.checksum.algorithm)
         end = monotonic() + timeout
         corrupt = 0
         for number, (reader, locator) in enumerate(tries, start=1):
             left = max(end - monotonic(), 0.0)
             try:
-                await reader.read(chunk, locator, lease, slot, left if number == len(tries) else left / 2)
+                checksum = RunningChecksum(chunk.checksum)
+                await reader.read(chunk, locator, lease, slot, checksum, left if number == len(tries) else left / 2)
             except SlotClosedError:
                 raise ReadError(f"the encoder does not hold part {chunk.part_idx} any more; ask for it again") from None
             except TransportError as error:
@@ -109,11 +109,7 @@ class ChunkReader:
                 # The text, not the error: its traceback would keep the slot for as long as the log record lives.
                 self._note_failure(reader.name, chunk, f"did not deliver part {chunk.part_idx}: {error}")
                 continue
-            if (
-                not reader.needs_checksum
-                or checksum is None
-                or checksum(slot.view[: chunk.nbytes]) == chunk.checksum.value
-            ):
+            if not reader.needs_checksum or checksum.matches(slot.view[: chunk.nbytes]):
                 self._choice.delivered(reader.name, chunk)
                 outcome = ReadOutcome.READ_OUTCOME_CORRUPT if corrupt else ReadOutcome.READ_OUTCOME_OK
                 return reader.name, slot, outcome

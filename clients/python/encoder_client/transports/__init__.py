@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from encoder_client.checksums import RunningChecksum
 from encoder_client.pool.embedding_pool import Slot
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 
@@ -41,7 +42,13 @@ class Reader(Protocol):
         ...
 
     async def read(
-        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
+        self,
+        chunk: EmbeddingChunk,
+        locator: Locator,
+        lease: LeaseGrant,
+        slot: Slot,
+        checksum: RunningChecksum,
+        timeout: float,
     ) -> None:
         """Reads ``chunk.nbytes`` bytes into ``slot``.
 
@@ -51,6 +58,8 @@ class Reader(Protocol):
             lease: the right to read.
             slot: at least ``chunk.nbytes`` bytes. It is not written after this has returned or raised
                 anything but :class:`TransferStuckError`.
+            checksum: of the payload; it may be given the pieces as they come. Whoever reads looks at it in the end, if
+                :attr:`needs_checksum` says so.
             timeout: seconds that the read may take.
 
         Raises:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import grpc
 
+from encoder_client.checksums import RunningChecksum
 from encoder_client.errors import from_rpc_error
 from encoder_client.pool.embedding_pool import Slot
 from encoder_client.stub import EncoderStub
@@ -33,7 +34,13 @@ class InlineReader:
         return True
 
     async def read(
-        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
+        self,
+        chunk: EmbeddingChunk,
+        locator: Locator,
+        lease: LeaseGrant,
+        slot: Slot,
+        checksum: RunningChecksum,
+        timeout: float,
     ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
         target, position = slot.view, 0
@@ -45,6 +52,7 @@ class InlineReader:
                 if end > chunk.nbytes:
                     raise TransportError(f"more than {chunk.nbytes} bytes came")
                 target[position:end] = data
+                checksum.take(target, position, len(data))
                 position = end
         except ValueError as error:
             raise TransportError(str(error)) from None

@@ -15,6 +15,7 @@ from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any
 
+from encoder_client.checksums import RunningChecksum
 from encoder_client.pool.embedding_pool import EmbeddingPool, Slot
 from encoder_client.transports import TransferStuckError, TransportError
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
@@ -108,7 +109,13 @@ class MooncakeReader:
         return not self._protocol or locator.mooncake.protocol == self._protocol
 
     async def read(
-        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
+        self,
+        chunk: EmbeddingChunk,
+        locator: Locator,
+        lease: LeaseGrant,
+        slot: Slot,
+        checksum: RunningChecksum,
+        timeout: float,
     ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
         if self._stuck is not None and not self._stuck.ended:

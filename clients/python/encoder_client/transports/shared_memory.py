@@ -9,6 +9,7 @@ import asyncio
 from collections import OrderedDict
 from functools import partial
 
+from encoder_client.checksums import RunningChecksum
 from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports.mapped_arena import MappedArena, host_boot_id
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
@@ -35,7 +36,13 @@ class SharedMemoryReader:
         return bool(self._host) and locator.shared_memory.host_boot_id == self._host
 
     async def read(
-        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
+        self,
+        chunk: EmbeddingChunk,
+        locator: Locator,
+        lease: LeaseGrant,
+        slot: Slot,
+        checksum: RunningChecksum,
+        timeout: float,
     ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
         place = locator.shared_memory

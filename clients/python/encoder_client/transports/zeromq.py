@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import zmq
 
+from encoder_client.checksums import RunningChecksum
 from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports import TransportError
 from encoder_client.transports.zeromq_peer import ZeroMqPeer
@@ -30,11 +31,17 @@ class ZeroMqReader:
         return not locator.zeromq.curve_public_key or zmq.has("curve")
 
     async def read(
-        self, chunk: EmbeddingChunk, locator: Locator, lease: LeaseGrant, slot: Slot, timeout: float
+        self,
+        chunk: EmbeddingChunk,
+        locator: Locator,
+        lease: LeaseGrant,
+        slot: Slot,
+        checksum: RunningChecksum,
+        timeout: float,
     ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
         place = locator.zeromq
-        await self._peer(place).read(chunk, place.slot_offset, slot, timeout)
+        await self._peer(place).read(chunk, place.slot_offset, slot, checksum, timeout)
 
     def _peer(self, place: ZeroMqLocator) -> ZeroMqPeer:
         key = (place.endpoint, place.curve_public_key)

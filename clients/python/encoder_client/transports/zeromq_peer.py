@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from encoder_client.checksums import RunningChecksum
 from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports import SlotClosedError, TransportError
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, ZeroMqLocator
@@ -36,8 +37,16 @@ _LOST = (
 class _Read:
     """One slot on its way."""
 
-    def __init__(self, chunk: EmbeddingChunk, slot_offset: int, slot: Slot, ended: asyncio.Future[None]) -> None:
+    def __init__(
+        self,
+        chunk: EmbeddingChunk,
+        slot_offset: int,
+        slot: Slot,
+        checksum: RunningChecksum,
+        ended: asyncio.Future[None],
+    ) -> None:
         self.chunk = chunk
+        self.checksum = checksum
         self.slot_offset = slot_offset
         self.view = slot.view
         self.asked = 0
@@ -83,14 +92,16 @@ class ZeroMqPeer:
         """Nobody reads by it."""
         return not (self._waiting or self._under_way)
 
-    async def read(self, chunk: EmbeddingChunk, slot_offset: int, slot: Slot, timeout: float) -> None:
+    async def read(
+        self, chunk: EmbeddingChunk, slot_offset: int, slot: Slot, checksum: RunningChecksum, timeout: float
+    ) -> None:
         """Reads a chunk's payload into a slot.
 
         Raises:
             SlotClosedError: the slot is not open any more.
             TransportError: it did not come, not in time, or not as it was asked for.
         """
-        read = _Read(chunk, slot_offset, slot, self._loop.create_future())
+        read = _Read(chunk, slot_offset, slot, checksum, self._loop.create_future())
         self._waiting.append(read)
         self._ask()
         try:
@@ -173,6 +184,7 @@ class ZeroMqPeer:
                 _fail(read, TransportError(f"{came} bytes came where {piece.length} were asked for"))
                 return
             read.came += came
+            read.checksum.take(read.view, piece.offset, came)
             if read.came == read.chunk.nbytes:
                 read.ended.set_result(None)
 
