@@ -85,7 +85,7 @@ async def test_a_transfer_that_hangs_keeps_its_memory_until_it_has_ended(peer: P
     try:
         await read(reader, pool, peer.locator(0))
         peer.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, peer.process.pid, os.WSTOPPED)
+        await asyncio.to_thread(os.waitid, os.P_PID, peer.process.pid, os.WSTOPPED)
         given_up = asyncio.create_task(read(reader, pool, peer.locator(1)))
         with pytest.raises(TransferStuckError):
             await read(reader, pool, peer.locator(2), timeout=0.3)
