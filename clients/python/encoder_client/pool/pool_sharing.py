@@ -104,7 +104,7 @@ class PoolSharing:
         self._close()
 
     def share(self, embedding: Embedding) -> EmbeddingHandle:
-        """Makes a handle. The same embedding has the same handle.
+        """Makes a handle. The same embedding has the same handle. Can be called from any thread.
 
         Raises:
             HandleError: it does not lie in this pool, or nothing is shared now.

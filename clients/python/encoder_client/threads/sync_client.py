@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -17,13 +17,15 @@ from typing import Self
 import grpc
 
 from encoder_client.embedding import Embedding
-from encoder_client.errors import EncoderClientError, EncoderError, PartError, PoolError
+from encoder_client.errors import EncoderClientError, EncoderError, HandleError, PartError, PoolError
 from encoder_client.events import Layout
 from encoder_client.fleet.encoder_fleet import EncoderFleet
 from encoder_client.fleet.fleet_call import FleetCall
 from encoder_client.media import placed_items
+from encoder_client.pool.embedding_handle import EmbeddingHandle
 from encoder_client.pool.embedding_pool import EmbeddingPool
 from encoder_client.pool.pool_ledger import PoolStatistics
+from encoder_client.pool.pool_sharing import PoolSharing
 from encoder_client.threads.loop_thread import LoopThread
 from encoder_client.threads.submission import Submission
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
@@ -58,6 +60,8 @@ class SyncEncoderClient:
         expected_fingerprint: 32 bytes, or empty.
         read_timeout: seconds.
         most_parts: parts that may be under way or wait for :meth:`poll`. More are refused.
+        max_holds: embeddings that other processes of the host may have open at once, by :meth:`share`. 0: the pool is
+            not shared.
 
     Example:
         >>> with SyncEncoderClient(["encoder-0:50051", "encoder-1:50051"]) as client:
@@ -84,6 +88,7 @@ class SyncEncoderClient:
         expected_fingerprint: bytes = b"",
         read_timeout: float = 30.0,
         most_parts: int = 4096,
+        max_holds: int = 0,
     ) -> None:
         make = partial(
             EncoderFleet,
@@ -99,7 +104,7 @@ class SyncEncoderClient:
             read_timeout=read_timeout,
         )
         self._thread = LoopThread("encoder-client")
-        self._prompts = _Prompts(most_parts)
+        self._prompts = _Prompts(most_parts, max_holds)
         self._thread.run(self._prompts.open(make)).result(START_SECONDS)
 
     def submit(
@@ -165,6 +170,20 @@ class SyncEncoderClient:
         """
         return self._prompts.take(limit)
 
+    def share(self, embedding: Embedding) -> EmbeddingHandle:
+        """Makes a handle by which another process of the host opens an embedding, without a copy. Never waits.
+
+        Args:
+            embedding: of this client. The handle alone does not keep it.
+
+        Raises:
+            HandleError: the client was made with ``max_holds=0``, or the embedding lies elsewhere.
+            ValueError: the embedding was released.
+        """
+        if self._prompts.sharing is None:
+            raise HandleError("this client does not share its pool; make it with max_holds")
+        return self._prompts.sharing.share(embedding)
+
     def pool_statistics(self, timeout: float = 1.0) -> PoolStatistics:
         """What the pool holds. It asks the thread, so it may wait: it is not for a scheduler's loop."""
         return self._thread.run(self._prompts.pool_statistics()).result(timeout)
@@ -185,8 +204,10 @@ class SyncEncoderClient:
 class _Prompts:
     """The prompts of one client. All but ``admit`` and ``take`` runs in its thread."""
 
-    def __init__(self, most_parts: int) -> None:
+    def __init__(self, most_parts: int, max_holds: int) -> None:
+        self.sharing: PoolSharing | None = None
         self._most_parts = most_parts
+        self._max_holds = max_holds
         self._parts = 0
         self._lock = threading.Lock()
         self._outcomes: deque[Outcome] = deque()
@@ -219,13 +240,21 @@ class _Prompts:
     async def open(self, make: Callable[[], EncoderFleet]) -> None:
         self._loop = asyncio.get_running_loop()
         self._fleet = make()
+        sharing = PoolSharing(self._fleet.pool, max_holds=self._max_holds) if self._max_holds else None
         self._opened = self._loop.create_future()
-        self._keeper = self._loop.create_task(self._keep(self._fleet, self._opened))
+        self._keeper = self._loop.create_task(self._keep(self._fleet, sharing, self._opened))
         await self._opened
 
-    async def _keep(self, fleet: EncoderFleet, opened: asyncio.Future[None]) -> None:
+    async def _keep(self, fleet: EncoderFleet, sharing: PoolSharing | None, opened: asyncio.Future[None]) -> None:
         """Holds the fleet open until the thread ends, and longer than every prompt."""
-        async with fleet:
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(fleet)
+                if sharing is not None:
+                    self.sharing = await stack.enter_async_context(sharing)
+            except OSError as error:  # whoever made the client learns it
+                opened.set_exception(error)
+                return
             opened.set_result(None)
             try:
                 await asyncio.Event().wait()
