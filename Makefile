@@ -2,6 +2,7 @@
 
 PYTHON ?= $(notdir $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null))))
 VENV := .venv
+VLLM := .venv-vllm
 BIN := $(VENV)/bin
 # Which Mooncake: cpu, cuda12 or cuda13 (they exclude each other).
 MOONCAKE ?= cpu
@@ -18,7 +19,7 @@ INSTALLED := $(VENV)/installed-$(MOONCAKE)
 NODE_INSTALLED := $(TYPESCRIPT:%=%/node_modules/.package-lock.json)
 
 .DEFAULT_GOAL := help
-.PHONY: help install system demo demo-topology test lint format types contract proto baseline clean
+.PHONY: help install system demo demo-topology test test-vllm lint format types contract proto baseline clean
 
 help: ## show this
 	@echo "encoder-svc: encodes images, video and sound for language models that run elsewhere."
@@ -38,6 +39,9 @@ demo-topology: $(INSTALLED) ## two encoders, two language-only workers, one of e
 
 test: install ## run all tests, two files at a time; ARGS="-k name -x" goes to pytest
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
+
+test-vllm: $(INSTALLED) $(VLLM)/installed ## run a real vLLM, in .venv-vllm, as a language-only worker (1.5 GB, ten minutes)
+	VLLM_VENV=$(VLLM) $(BIN)/python -m pytest --timeout=900 tests/vllm $(ARGS)
 
 lint: $(INSTALLED) ## check style and form (ruff)
 	$(BIN)/ruff check .
@@ -65,7 +69,7 @@ baseline: $(INSTALLED) ## take today's public contract as the one that may not b
 	$(BIN)/buf build --path protos/epd/encoder --exclude-source-info --output protos/baseline.binpb
 
 clean: ## remove what make made
-	rm -rf $(VENV) $(TYPESCRIPT:%=%/node_modules) clients/typescript/generated clients/typescript/built build dist *.egg-info clients/python/*.egg-info
+	rm -rf $(VENV) $(VLLM) $(TYPESCRIPT:%=%/node_modules) clients/typescript/generated clients/typescript/built build dist *.egg-info clients/python/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -83,6 +87,12 @@ $(INSTALLED): pyproject.toml clients/python/pyproject.toml | $(BIN)/python
 	@$(MAKE) --no-print-directory system
 	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet -e clients/python -e '.[$(MOONCAKE),jpeg,heic,demo,bench,dev]'
+	@touch $@
+
+# Its own environment: vLLM pins what it needs.
+$(VLLM)/installed: tests/vllm/install.sh clients/python/pyproject.toml | $(BIN)/python
+	rm -rf $(VLLM)
+	tests/vllm/install.sh $(VLLM) $(PYTHON)
 	@touch $@
 
 # Without these libraries the service still runs, with in-band reads instead of Mooncake.

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from encoder_client.errors import EncoderClientError
+from encoder_client.proxy import command as proxy
 from encoder_client.worker import command as worker
 
 
@@ -16,9 +17,13 @@ def main() -> None:
     worker.add_arguments(
         commands.add_parser("worker", help="answer prompts with a language model whose towers are elsewhere")
     )
+    proxy.add_arguments(
+        commands.add_parser("proxy", help="take the media out of chat requests to a vLLM that has no towers")
+    )
     arguments = parser.parse_args()
+    run = proxy.run if arguments.command == "proxy" else worker.run
     try:
-        sys.exit(worker.run(arguments))
+        sys.exit(run(arguments))
     except EncoderClientError as error:
         sys.exit(f"encoder-client: {error}")
 

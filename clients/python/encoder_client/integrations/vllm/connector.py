@@ -1,6 +1,6 @@
 """The encoder-cache connector that vLLM loads, in its scheduler and in each of its workers.
 
-::
+For a model without deepstack::
 
     vllm serve MODEL --limit-mm-per-prompt '{"image": 0, "video": 0}' --ec-transfer-config '{
       "ec_role": "ec_consumer",
@@ -167,6 +167,12 @@ def _check(config: Any) -> None:
         raise EncoderClientError(
             "the workers map the scheduler's memory, so they must be on its host; run one engine a host (nnodes=1)"
         )
+    limit = config.model_config.get_multimodal_config().get_limit_per_prompt
+    if _levels(config.model_config) and not any(map(limit, ("image", "video"))):
+        raise EncoderClientError(
+            "vLLM 0.32 takes no deepstack embeddings for a model whose tower it has not loaded; leave out "
+            "--limit-mm-per-prompt, so that the tower is loaded, though nothing runs it"
+        )
     if config.model_config.is_encoder_decoder:
         raise EncoderClientError("vLLM asks connectors for no embeddings of models with cross attention")
 
@@ -200,11 +206,12 @@ def _features(request: Any) -> list[Feature]:
 
 def _width(model: Any) -> int:
     """Of a row: deepstack levels stand beside it."""
-    vision = getattr(model.hf_config, "vision_config", None) or getattr(
-        getattr(model.hf_config, "thinker_config", None), "vision_config", None
-    )
-    levels = getattr(vision, "deepstack_visual_indexes", None) or ()
-    return int(model.get_inputs_embeds_size()) * (1 + len(levels))
+    return int(model.get_inputs_embeds_size()) * (1 + _levels(model))
+
+
+def _levels(model: Any) -> int:
+    config = getattr(model.hf_config, "thinker_config", model.hf_config)
+    return len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ())
 
 
 def _device() -> torch.device:

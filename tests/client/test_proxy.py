@@ -1,0 +1,245 @@
+"""The proxy before a language-only vLLM, as a process, with a real encoder.
+
+Here vLLM is a server that writes down what it is sent; tests/vllm has a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+
+from encoder_client import EncoderClient, image, item_content_key
+from encoder_client.proxy.chat_media import rewrite, take
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+from tests.photograph import photo
+from tests.server_process import ServerProcess
+from tests.waiting import eventually
+
+PHOTO = photo(140, 112)
+TIMEOUT = 60.0
+Reply = Callable[[web.Request], Any]
+
+
+def address(data: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+
+
+def chat(*urls: str, **more: Any) -> dict[str, Any]:
+    """A chat request with images before its text."""
+    content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    content.append({"type": "text", "text": "What is it?"})
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    return {"model": "m", "messages": messages, **more}
+
+
+@dataclass
+class Upstream:
+    """What vLLM was sent."""
+
+    url: str
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    """The second piece of a stream comes after it."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """The caller of a stream has left."""
+
+
+@asynccontextmanager
+async def upstream() -> AsyncIterator[Upstream]:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.paths.append(f"{request.method} {request.path_qs}")
+        if request.method == "GET":
+            return web.json_response({"data": ["m"]}, headers={"x-engine": "vllm"})
+        body = await request.json()
+        seen.bodies.append(body)
+        if not body.get("stream"):
+            return web.json_response({"choices": []}, status=int(body.get("user", 200)))
+        stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await stream.prepare(request)
+        try:
+            await stream.write(b"data: one\n\n")
+            await seen.go_on.wait()
+            await stream.write(b"data: [DONE]\n\n")
+        except asyncio.CancelledError:
+            seen.left.set()
+            raise
+        return stream
+
+    application = web.Application(client_max_size=1 << 20)
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application, handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        seen = Upstream(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        yield seen
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def proxy(encoder: str, vllm: str, *options: str) -> AsyncIterator[str]:
+    """The proxy's process; its address."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "encoder_client", "proxy", "--encoders", encoder, "--vllm", vllm,
+        "--listen", "127.0.0.1:0", *options, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            line = (await process.stdout.readline()).decode()
+        assert line.startswith("encoder-client proxy ready address="), line
+        yield f"http://{line.strip().partition('address=')[2]}"
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(TIMEOUT):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@dataclass
+class Line:
+    """Caller, proxy, vLLM."""
+
+    session: ClientSession
+    address: str
+    vllm: Upstream
+
+    async def chat(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Status and body of an answer."""
+        async with self.session.post(f"{self.address}/v1/chat/completions", json=body) as answer:
+            return answer.status, await answer.json()
+
+
+@pytest.fixture
+async def line(server: ServerProcess) -> AsyncIterator[Line]:
+    async with upstream() as vllm, proxy(server.target, vllm.url) as address, ClientSession() as session:
+        yield Line(session, address, vllm)
+
+
+async def test_media_become_keys_and_grids(server: ServerProcess, line: Line) -> None:
+    another = photo(252, 196)
+    body = chat(address(PHOTO), address(another), max_tokens=3, ec_transfer_params={"parts": []})
+    assert await line.chat(body) == (200, {"choices": []})
+    [sent] = line.vllm.bodies
+    async with EncoderClient(server.target) as client:
+        namespace = (await client.server_info()).model.cache_namespace
+    keys = [item_content_key(namespace, b"", image(data)).hex() for data in (PHOTO, another)]
+    assert sent["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [
+            {"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 8, 10]}, "uuid": keys[0]},
+            {"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 14, 18]}, "uuid": keys[1]},
+            {"type": "text", "text": "What is it?"},
+        ]},
+    ]  # fmt: skip
+    assert sent["ec_transfer_params"] == {"parts": [{"content_key": key} for key in keys]}
+    assert sent["max_tokens"] == 3
+    assert base64.b64encode(PHOTO).decode() not in json.dumps(sent)
+
+
+async def test_options_and_salts_make_other_keys(line: Line) -> None:
+    url = address(photo(252, 196))
+    for more in ({}, {"mm_processor_kwargs": {"max_pixels": 12544}}, {"cache_salt": "a"}, {"cache_salt": "b" * 100}):
+        assert (await line.chat(chat(url, **more)))[0] == 200
+    keys = {body["ec_transfer_params"]["parts"][0]["content_key"] for body in line.vllm.bodies}
+    assert len(keys) == 4
+    assert all("mm_processor_kwargs" not in body for body in line.vllm.bodies)
+
+
+async def test_text_and_other_paths_go_through(line: Line) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
+    assert await line.chat(body) == (200, {"choices": []})
+    assert line.vllm.bodies == [body]
+    async with line.session.get(f"{line.address}/v1/models?x=1") as answer:
+        assert (await answer.json(), answer.headers["x-engine"]) == ({"data": ["m"]}, "vllm")
+    assert line.vllm.paths[-1] == "GET /v1/models?x=1"
+    async with line.session.post(f"{line.address}/v1/responses", json={}) as answer:
+        assert answer.status in {404, 405}, "what could hold media is not passed"
+
+
+async def test_an_answer_streams_through_and_leases_go_with_its_first_piece(server: ServerProcess, line: Line) -> None:
+    async with line.session.post(
+        f"{line.address}/v1/chat/completions", json=chat(address(PHOTO), stream=True)
+    ) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        assert await answer.content.readany() == b"data: one\n\n"
+        await eventually(lambda: _leases(server))
+        line.vllm.go_on.set()
+        assert await answer.content.read() == b"data: [DONE]\n\n"
+
+
+async def _leases(server: ServerProcess) -> bool:
+    return (await server.info()).load.leases == 0
+
+
+async def test_a_caller_who_leaves_takes_the_call_to_vllm_along(line: Line) -> None:
+    async with line.session.post(
+        f"{line.address}/v1/chat/completions", json=chat(address(PHOTO), stream=True)
+    ) as answer:
+        await answer.content.readany()
+        answer.close()
+    async with asyncio.timeout(TIMEOUT):
+        await line.vllm.left.wait()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (chat(address(b"not an image")), "part 0"),
+        (chat("data:image/png;base64,%%%"), "damaged"),
+        (chat("file:///etc/passwd"), "URI_FORBIDDEN"),
+        (chat(""), "needs a url"),
+        ({"messages": "x"}, "must be a list"),
+        (chat(mm_processor_kwargs={"fps": 1}), "min_pixels and max_pixels"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, "input_audio"),
+        ({"messages": [{"role": "user", "content": [{"image_url": {"url": "x"}}]}]}, "None"),
+    ],
+)
+async def test_what_cannot_be_encoded_is_told_and_not_passed_on(line: Line, body: dict[str, Any], message: str) -> None:
+    status, answer = await line.chat(body)
+    assert status == 400
+    assert message in answer["error"]["message"]
+    assert line.vllm.bodies == []
+
+
+async def test_errors_of_vllm_are_its_own(line: Line) -> None:
+    assert await line.chat(chat(address(PHOTO), user="422")) == (422, {"choices": []})
+
+
+async def status_of(encoder: str, vllm: str, *options: str) -> int:
+    async with proxy(encoder, vllm, *options) as address_of, ClientSession() as session:
+        body = chat(address(PHOTO))
+        async with session.post(f"{address_of}/v1/chat/completions", json=body) as answer:
+            assert "error" in await answer.json()
+            return answer.status
+
+
+async def test_without_an_encoder() -> None:
+    assert await status_of("127.0.0.1:1", "http://127.0.0.1:1", "--encode-seconds", "1") in {503, 504}
+
+
+async def test_without_vllm(server: ServerProcess) -> None:
+    assert await status_of(server.target, "http://127.0.0.1:1") == 502
+
+
+def test_the_caller_s_request_stays_as_it_was() -> None:
+    body = chat(address(PHOTO))
+    before = json.loads(json.dumps(body))
+    chunk = EmbeddingChunk(content_key=bytes(32), grid_dim=[1, 8, 10])
+    assert len(take(body).items) == 1
+    assert rewrite(body, [chunk]) != before
+    assert body == before

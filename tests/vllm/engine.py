@@ -1,0 +1,137 @@
+"""A real ``vllm serve``, with its own towers or with the connector."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 400.0
+"""Importing vLLM three times, in as many processes, takes a minute on two free cores."""
+ANSWER_SECONDS = 120.0
+
+
+class RefusedError(Exception):
+    """vLLM answered with an error.
+
+    Args:
+        status: the HTTP status.
+        body: what it says.
+    """
+
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(f"HTTP {status}: {body}")
+        self.status = status
+
+
+class Engine:
+    """A vLLM server process with its children.
+
+    Args:
+        vllm: the command, in an environment of its own.
+        model: folder of the checkpoint.
+        connector: ``ec_connector_extra_config``. None: vLLM runs its own towers, and takes media.
+        towers: it loads them, though with a connector nothing runs them.
+    """
+
+    def __init__(
+        self, vllm: Path, model: Path, connector: dict[str, Any] | None = None, *, towers: bool = True
+    ) -> None:
+        self.port = _free_port()
+        arguments = ["--served-model-name=m", f"--port={self.port}", "--host=127.0.0.1", "--dtype=float32",
+                     "--max-model-len=4096", "--enforce-eager"]  # fmt: skip
+        if connector is not None:
+            config = {
+                "ec_role": "ec_consumer",
+                "ec_connector": "EncoderServiceConnector",
+                "ec_connector_module_path": "encoder_client.integrations.vllm.connector",
+                "ec_connector_extra_config": connector,
+            }
+            arguments += ["--ec-transfer-config", json.dumps(config)]
+        if not towers:
+            arguments += ['--limit-mm-per-prompt={"image": 0, "video": 0}']
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 # closed in close()
+        self._folder = tempfile.TemporaryDirectory()
+        self.process = psutil.Popen(
+            [str(vllm), "serve", str(model), *arguments],
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
+            cwd=self._folder.name,
+            env=os.environ | {
+                "PYTHONPATH": str(ROOT / "clients" / "python"), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+                "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+            },
+        )  # fmt: skip
+
+    @property
+    def log(self) -> str:
+        """What it said until now."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def wait_ready(self) -> Engine:
+        """Waits until it answers."""
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end and self.process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health"):
+                return self
+            time.sleep(0.2)
+        raise AssertionError(f"vLLM does not serve; it said:\n{self.log[-8000:]}")
+
+    def chat(self, content: list[dict[str, Any]], *, port: int = 0, **more: Any) -> dict[str, Any]:
+        """Asks for a greedy answer to one message; the first choice, with token ids and log probabilities.
+
+        Args:
+            content: of the message.
+            port: of a proxy before it. 0: its own.
+            more: of the request.
+
+        Raises:
+            RefusedError: it answered with an error.
+        """
+        body = {"model": "m", "max_tokens": 8, "temperature": 0, "logprobs": True, "return_token_ids": True,
+                "messages": [{"role": "user", "content": content}], **more}  # fmt: skip
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port or self.port}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+                choice: dict[str, Any] = json.load(answer)["choices"][0]
+                return choice
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RefusedError(error.code, error.read().decode(errors="replace")) from None
+
+    def close(self) -> None:
+        """Ends it, and waits until it and its children are gone."""
+        family = [self.process, *self.process.children(recursive=True)] if self.process.poll() is None else []
+        if family:
+            self.process.send_signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=30)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=10)
+        print(f"--- log of vLLM ---\n{self.log[-20000:]}")
+        self._log.close()
+        self._folder.cleanup()
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
