@@ -14,7 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from encoder_client import Embedding, EmbeddingPool, EncoderError, Layout, PartError, SyncEncoderClient, image
+from encoder_client import (
+    Embedding,
+    EmbeddingPool,
+    EncoderError,
+    HandleError,
+    Layout,
+    PartError,
+    SyncEncoderClient,
+    image,
+)
 from encoder_client.threads.sync_client import Outcome
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from tests.conftest import StartServer, servers
@@ -127,6 +136,19 @@ def test_a_deadline_of_one_part(pair: list[ServerProcess], client: SyncEncoderCl
             submission.futures[0].result(TIMEOUT)
         assert not submission.futures[1].done()
     assert submission.futures[1].result(TIMEOUT).numpy().shape[0] == ROWS[1]
+
+
+def test_embeddings_are_shared_from_any_thread(pair: list[ServerProcess], client: SyncEncoderClient) -> None:
+    targets = [server.target for server in pair]
+    with SyncEncoderClient(targets, transports=("inline",), max_holds=1) as sharing:
+        [future] = sharing.submit(ITEMS[:1], timeout=TIMEOUT, polled=False).futures.values()
+        embedding = future.result(TIMEOUT)
+        opened = sharing.share(embedding).open()
+        assert np.array_equal(opened.numpy(), embedding.numpy())
+        with pytest.raises(HandleError, match="too many"):
+            sharing.share(embedding).open()
+    with pytest.raises(HandleError, match="max_holds"):
+        client.share(embedding)
 
 
 def test_cancelled_futures_give_their_parts_up(pair: list[ServerProcess], client: SyncEncoderClient) -> None:

@@ -176,6 +176,28 @@ def test_memory_is_asked_for_in_the_scheduler_s_order(client: SyncEncoderClient,
     assert not side.has(small.features[0].identifier), "what nobody needs gives way"
 
 
+def test_requests_that_wait_for_memory_hold_none(client: SyncEncoderClient, encoded: list[Embedding]) -> None:
+    """Or each of two could wait for what the other has."""
+    side = SchedulerSide(client, POOL_BYTES, WIDTH, TIMEOUT)
+    item = image(photo(84, 224))
+    [running] = [future.result(TIMEOUT) for future in client.submit([item], timeout=TIMEOUT).futures.values()]
+    client.poll()
+    for index, request in enumerate([Request("r", [running]), Request("0", encoded[:1]), Request("1", encoded[2:])]):
+        assert request.schedule(side) == set()
+        if index:
+            side.finished(request.name)
+    side._stock.budget = (ROWS[0] + ROWS[1] + 10) * WIDTH * 4
+    one, other = Request("one", encoded[:2]), Request("other", encoded[1:])
+    assert not one.available(side)
+    assert not other.available(side)
+    side.finished("r")
+    side.step()
+    assert one.schedule(side) == set()
+    side.finished("one")
+    side.step()
+    assert other.schedule(side) == set()
+
+
 def test_a_prompt_larger_than_the_pool_fails(client: SyncEncoderClient, encoded: list[Embedding]) -> None:
     side = SchedulerSide(client, 64 << 10, WIDTH, TIMEOUT)
     assert Request("r", encoded).schedule(side) == {"r"}

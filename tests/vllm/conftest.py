@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,20 @@ from tests.vllm.cases import CASES
 from tests.vllm.engine import ROOT, Engine
 from tests.vllm.prompts import whole
 
-TOWERS = {"qwen2_5_vl": False, "qwen3_vl": True}
-"""Whether the language-only engine must load them: vLLM 0.32 needs them for deepstack."""
+ARCHITECTURES = {"qwen2_5_vl": "", "qwen3_vl": "Qwen3VLWithoutTower"}
+"""What the language-only engine is told to run, where it is not what the checkpoint names."""
 POOL_BYTES = 8 << 20
 TIMEOUT_SECONDS = 10.0
 """That the connector waits for an encoder."""
 
 
+StartEngine = Callable[..., Engine]
+
+
 @pytest.fixture(scope="session")
 def vllm() -> Path:
     """The command, in the environment that ``make test-vllm`` makes."""
-    command = Path(os.environ.get("VLLM_VENV", ROOT / ".venv-vllm")) / "bin" / "vllm"
+    command = Path(os.environ.get("VLLM_VENV", ROOT / ".venv-vllm")).absolute() / "bin" / "vllm"
     assert command.exists(), f"there is no {command}; run: make test-vllm"
     return command
 
@@ -45,9 +49,11 @@ class Deployment:
     """What the whole model answers, by case."""
     start: StartServer
     """Starts another encoder."""
+    start_engine: StartEngine
+    """Starts another language-only engine: ``start_engine(encoder, *options)``."""
 
 
-@pytest.fixture(scope="session", params=list(TOWERS))
+@pytest.fixture(scope="session", params=list(ARCHITECTURES))
 def deployment(
     request: pytest.FixtureRequest, vllm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
@@ -60,22 +66,31 @@ def deployment(
         answers = {name: engine.chat(**whole(media)) for name, media in CASES.items()}
     finally:
         engine.close()
-    with servers(model) as start:
+    with servers(model) as start, engines(vllm, model) as start_engine:
         encoder = start()
-        engine = Engine(
-            vllm,
-            model,
-            {
-                "encoders": [encoder.target],
-                "transports": ["inline"],
-                "pool_bytes": POOL_BYTES,
-                "timeout_seconds": TIMEOUT_SECONDS,
-            },
-            towers=TOWERS[request.param],
-        )
-        try:
-            engine.wait_ready()
-            with SyncEncoderClient([encoder.target], transports=("inline",)) as client:
-                yield Deployment(encoder, engine, client, answers, start)
-        finally:
+        engine = start_engine(encoder, architecture=ARCHITECTURES[request.param])
+        with SyncEncoderClient([encoder.target], transports=("inline",)) as client:
+            yield Deployment(encoder, engine, client, answers, start, start_engine)
+
+
+@contextmanager
+def engines(vllm: Path, model: Path) -> Iterator[StartEngine]:
+    """Starts language-only engines, and ends them."""
+    started: list[Engine] = []
+
+    def start(
+        encoder: ServerProcess, *options: str, architecture: str = "", seconds: float = TIMEOUT_SECONDS
+    ) -> Engine:
+        connector = {
+            "encoders": [encoder.target],
+            "pool_bytes": POOL_BYTES,
+            "timeout_seconds": seconds,
+        }
+        started.append(Engine(vllm, model, connector, *options, architecture=architecture))
+        return started[-1].wait_ready()
+
+    try:
+        yield start
+    finally:
+        for engine in started:
             engine.close()

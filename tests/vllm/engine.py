@@ -21,6 +21,9 @@ ROOT = Path(__file__).parents[2]
 START_SECONDS = 400.0
 """Importing vLLM three times, in as many processes, takes a minute on two free cores."""
 ANSWER_SECONDS = 120.0
+SHARED_MEMORY = Path("/dev/shm")
+LEFT_BY_VLLM = "vllm_dist_*"
+"""Its tensor-parallel CPU workers, which it kills, leave these behind."""
 
 
 class RefusedError(Exception):
@@ -42,16 +45,17 @@ class Engine:
     Args:
         vllm: the command, in an environment of its own.
         model: folder of the checkpoint.
-        connector: ``ec_connector_extra_config``. None: vLLM runs its own towers, and takes media.
-        towers: it loads them, though with a connector nothing runs them.
+        connector: ``ec_connector_extra_config``. None: vLLM loads its own towers, and takes media.
+        options: of the command.
+        architecture: in the place of the checkpoint's.
     """
 
     def __init__(
-        self, vllm: Path, model: Path, connector: dict[str, Any] | None = None, *, towers: bool = True
+        self, vllm: Path, model: Path, connector: dict[str, Any] | None = None, *options: str, architecture: str = ""
     ) -> None:
         self.port = _free_port()
         arguments = ["--served-model-name=m", f"--port={self.port}", "--host=127.0.0.1", "--dtype=float32",
-                     "--max-model-len=4096", "--enforce-eager"]  # fmt: skip
+                     "--max-model-len=4096", "--enforce-eager", *options]  # fmt: skip
         if connector is not None:
             config = {
                 "ec_role": "ec_consumer",
@@ -59,9 +63,10 @@ class Engine:
                 "ec_connector_module_path": "encoder_client.integrations.vllm.connector",
                 "ec_connector_extra_config": connector,
             }
-            arguments += ["--ec-transfer-config", json.dumps(config)]
-        if not towers:
-            arguments += ['--limit-mm-per-prompt={"image": 0, "video": 0}']
+            arguments += ['--limit-mm-per-prompt={"image": 0, "video": 0}', "--ec-transfer-config", json.dumps(config)]
+        if architecture:
+            arguments += ["--hf-overrides", json.dumps({"architectures": [architecture]})]
+        self._left_before = set(SHARED_MEMORY.glob(LEFT_BY_VLLM))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 # closed in close()
         self._folder = tempfile.TemporaryDirectory()
         self.process = psutil.Popen(
@@ -116,7 +121,9 @@ class Engine:
                 raise RefusedError(error.code, error.read().decode(errors="replace")) from None
 
     def close(self) -> None:
-        """Ends it, and waits until it and its children are gone."""
+        """Ends it, and waits until it and its children are gone. Idempotent."""
+        if self._log.closed:
+            return
         family = [self.process, *self.process.children(recursive=True)] if self.process.poll() is None else []
         if family:
             self.process.send_signal(signal.SIGTERM)
@@ -125,6 +132,8 @@ class Engine:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=10)
+        for file in set(SHARED_MEMORY.glob(LEFT_BY_VLLM)) - self._left_before:
+            file.unlink()
         print(f"--- log of vLLM ---\n{self.log[-20000:]}")
         self._log.close()
         self._folder.cleanup()

@@ -1,6 +1,6 @@
 """The encoder-cache connector that vLLM loads, in its scheduler and in each of its workers.
 
-For a model without deepstack::
+::
 
     vllm serve MODEL --limit-mm-per-prompt '{"image": 0, "video": 0}' --ec-transfer-config '{
       "ec_role": "ec_consumer",
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from encoder_client.errors import EncoderClientError
+from encoder_client.integrations.vllm.plugin import MODELS
 from encoder_client.integrations.vllm.scheduler_side import Feature, Load, SchedulerSide
 from encoder_client.integrations.vllm.settings import ConnectorSettings
 from encoder_client.integrations.vllm.worker_side import load
@@ -167,14 +168,20 @@ def _check(config: Any) -> None:
         raise EncoderClientError(
             "the workers map the scheduler's memory, so they must be on its host; run one engine a host (nnodes=1)"
         )
-    limit = config.model_config.get_multimodal_config().get_limit_per_prompt
-    if _levels(config.model_config) and not any(map(limit, ("image", "video"))):
-        raise EncoderClientError(
-            "vLLM 0.32 takes no deepstack embeddings for a model whose tower it has not loaded; leave out "
-            "--limit-mm-per-prompt, so that the tower is loaded, though nothing runs it"
-        )
+    _check_deepstack(config.model_config)
     if config.model_config.is_encoder_decoder:
         raise EncoderClientError("vLLM asks connectors for no embeddings of models with cross attention")
+
+
+def _check_deepstack(model: Any) -> None:
+    limit = model.get_multimodal_config().get_limit_per_prompt
+    has_tower = any(limit(modality) > 0 for modality in ("image", "video"))
+    without_tower = not MODELS.keys().isdisjoint(model.architectures)
+    if _levels(model) and not has_tower and not without_tower:
+        raise EncoderClientError(
+            "vLLM 0.32 runs no deepstack in a model whose tower it has not loaded; take one of the architectures "
+            f"{', '.join(MODELS)} by --hf-overrides, or leave out --limit-mm-per-prompt so that the tower is loaded"
+        )
 
 
 def _client(settings: ConnectorSettings) -> SyncEncoderClient:

@@ -33,6 +33,8 @@ logger = logging.getLogger("encoder_client")
 
 IDLE_PATIENCE_SECONDS = 5.0
 """After which idle embeddings give way to one that does not come: the pool's free space may be in pieces too small."""
+MOST_STEPS = 64
+"""After so many steps a worker has loaded what it was told, whether or not it said so: vLLM has far fewer under way."""
 RESERVE = 8
 """One part in so many of the pool is left free, since free space lies in pieces."""
 
@@ -138,8 +140,11 @@ class SchedulerSide:
             if (fetch := self._fetches.get(feature.identifier)) is not None:
                 fetch.users.add(user)
             missing.setdefault(feature.identifier, []).append(index)
-        if new := {key: indexes for key, indexes in missing.items() if key not in self._fetches}:
-            self._begin(request_id, prompt, new)
+        new = {key: indexes for key, indexes in missing.items() if key not in self._fetches}
+        if new and not self._begin(request_id, prompt, new):
+            # Whoever waits for memory holds none: two requests could wait for what the other has.
+            for index, feature in enumerate(prompt.features):
+                self._stock.unpin(feature.identifier, (request_id, index))
         return not missing
 
     def has(self, identifier: str) -> bool:
@@ -187,6 +192,7 @@ class SchedulerSide:
         if loads:
             self._in_flight.append((self._step, list(self._loads.values())))
             self._loads = {}
+        self.loaded(self._step - MOST_STEPS)
         return self._step, loads
 
     def loaded(self, step: int) -> None:
@@ -204,21 +210,20 @@ class SchedulerSide:
             self._fail(request_id, error)
         return prompt
 
-    def _begin(self, request_id: str, prompt: _Prompt, new: Mapping[str, list[int]]) -> None:
-        """Asks the encoders, unless a request that came first waits for memory."""
+    def _begin(self, request_id: str, prompt: _Prompt, new: Mapping[str, list[int]]) -> bool:
+        """Asks the encoders, unless there is no memory now, or a request that came first waits for some."""
         if self._full:
-            return
+            return False
         features = {key: prompt.features[indexes[0]] for key, indexes in new.items()}
         sizes = {key: self._bytes(feature.rows) for key, feature in features.items()}
-        if sum(sizes.values()) > self._stock.budget:
-            self._fail(request_id, PoolError(
-                f"its embeddings take {sum(sizes.values())} bytes, and {self._stock.budget} of the pool can be used; "
-                "give it more by pool_bytes"
-            ))  # fmt: skip
-            return
+        whole = sum({feature.identifier: self._bytes(feature.rows) for feature in prompt.features}.values())
+        if whole > self._stock.budget:
+            message = f"its embeddings take {whole} bytes, and {self._stock.budget} of the pool can be used"
+            self._fail(request_id, PoolError(f"{message}; give it more by pool_bytes"))
+            return False
         if not self._stock.promise(sizes):
             self._full = True
-            return
+            return False
         try:
             futures = self._submit([(key, prompt.parts[indexes[0]]) for key, indexes in new.items()], features)
         except EncoderClientError as error:
@@ -228,10 +233,11 @@ class SchedulerSide:
                 self._full = True  # the client has as much as it takes: later
             else:
                 self._fail(request_id, error)
-            return
+            return False
         for key, indexes in new.items():
             users = {(request_id, index) for index in indexes}
             self._fetches[key] = _Fetch(futures[key], request_id, features[key].rows, self._clock(), users)
+        return True
 
     def _submit(
         self, parts: Sequence[tuple[str, Part]], features: Mapping[str, Feature]

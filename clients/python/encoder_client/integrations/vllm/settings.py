@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from encoder_client.errors import EncoderClientError
+from encoder_client.transports import TRANSPORTS
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class ConnectorSettings:
 
     encoders: tuple[str, ...]
     """gRPC targets, as for :class:`~encoder_client.fleet.encoder_fleet.EncoderFleet`. A list, or a text with commas."""
-    transports: tuple[str, ...] = ("mooncake", "inline")
+    transports: tuple[str, ...] = TRANSPORTS
     """The preferred first. A list, or a text with commas."""
     mooncake_host: str = ""
     """The address of this host that encoders reach. Empty: found out."""

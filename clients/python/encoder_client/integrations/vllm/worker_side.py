@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
-from encoder_client.pool.embedding_handle import EmbeddingHandle
 from encoder_client.integrations.vllm import rows
 from encoder_client.integrations.vllm.scheduler_side import Load
+from encoder_client.pool.embedding_handle import EmbeddingHandle
 
 if TYPE_CHECKING:
     import torch
