@@ -25,6 +25,7 @@ WIDTH = 256
 SIZES = [(140, 112), (252, 196), (112, 140)]
 ITEMS = [image(photo(*size)) for size in SIZES]
 ROWS = [20, 63, 20]
+MOST_ROWS = 100
 POOL_BYTES = 1 << 20
 
 
@@ -46,7 +47,7 @@ def encoded(client: SyncEncoderClient) -> list[Embedding]:
 
 @pytest.fixture
 def side(client: SyncEncoderClient) -> SchedulerSide:
-    return SchedulerSide(client, POOL_BYTES, WIDTH, TIMEOUT)
+    return SchedulerSide(client, POOL_BYTES, WIDTH, MOST_ROWS, TIMEOUT)
 
 
 class Request:
@@ -144,12 +145,12 @@ def test_media_are_encoded_if_nobody_has_the_embedding(side: SchedulerSide, clie
     assert Request("r", [embedding], [item]).schedule(side) == set()
 
 
-@pytest.mark.parametrize("fault", ["key", "rows", "width", "params", "uuid"])
+@pytest.mark.parametrize("fault", ["key", "rows", "room", "width", "params", "uuid"])
 def test_what_does_not_fit_fails_the_request(
     client: SyncEncoderClient, encoded: list[Embedding], fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    side = SchedulerSide(client, POOL_BYTES, 3 * WIDTH if fault == "width" else WIDTH, TIMEOUT)
-    request = Request("r", encoded[:1], rows=21 if fault == "rows" else 0)
+    side = SchedulerSide(client, POOL_BYTES, 3 * WIDTH if fault == "width" else WIDTH, MOST_ROWS, TIMEOUT)
+    request = Request("r", encoded[:1], rows={"rows": 21, "room": 101}.get(fault, 0))
     if fault == "key":  # the media are not those that the key names
         request.params = transfer_params([Part(encoded[0].chunk.content_key, ITEMS[1])])
     elif fault == "params":
@@ -157,12 +158,21 @@ def test_what_does_not_fit_fails_the_request(
     elif fault == "uuid":
         request.features = [request.features[0]._replace(identifier="1")]
     assert request.schedule(side) == {"r"}
-    assert {"key": "the media have the key", "rows": "21 places", "width": "768", "params": "1 media items",
-            "uuid": "as the item's uuid"}[fault] in caplog.text  # fmt: skip
+    message = {
+        "key": "the media have the key",
+        "rows": "21 places",
+        "room": "room for 100",
+        "width": "768",
+        "params": "1 media items",
+        "uuid": "as the item's uuid",
+    }
+    assert message[fault] in caplog.text
 
 
 def test_memory_is_asked_for_in_the_scheduler_s_order(client: SyncEncoderClient, encoded: list[Embedding]) -> None:
-    side = SchedulerSide(client, 64 << 10, WIDTH, TIMEOUT)  # holds any two but not the largest beside another
+    side = SchedulerSide(
+        client, 64 << 10, WIDTH, MOST_ROWS, TIMEOUT
+    )  # holds any two but not the largest beside another
     small, large, late = Request("small", encoded[:1]), Request("large", encoded[1:2]), Request("late", encoded[2:])
     side._stock.budget = (ROWS[1] + 5) * WIDTH * 4
     assert small.schedule(side) == set()
@@ -178,7 +188,7 @@ def test_memory_is_asked_for_in_the_scheduler_s_order(client: SyncEncoderClient,
 
 def test_requests_that_wait_for_memory_hold_none(client: SyncEncoderClient, encoded: list[Embedding]) -> None:
     """Or each of two could wait for what the other has."""
-    side = SchedulerSide(client, POOL_BYTES, WIDTH, TIMEOUT)
+    side = SchedulerSide(client, POOL_BYTES, WIDTH, MOST_ROWS, TIMEOUT)
     item = image(photo(84, 224))
     [running] = [future.result(TIMEOUT) for future in client.submit([item], timeout=TIMEOUT).futures.values()]
     client.poll()
@@ -199,7 +209,7 @@ def test_requests_that_wait_for_memory_hold_none(client: SyncEncoderClient, enco
 
 
 def test_a_prompt_larger_than_the_pool_fails(client: SyncEncoderClient, encoded: list[Embedding]) -> None:
-    side = SchedulerSide(client, 64 << 10, WIDTH, TIMEOUT)
+    side = SchedulerSide(client, 64 << 10, WIDTH, MOST_ROWS, TIMEOUT)
     assert Request("r", encoded).schedule(side) == {"r"}
 
 

@@ -33,6 +33,8 @@ try:
         ECConnectorRole,
         ECConnectorWorkerMetadata,
     )
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.encoder_budget import MultiModalBudget
 except ImportError as error:
     raise EncoderClientError(
         f"this connector is made for vLLM 0.32, and here is none with encoder-cache connectors ({error})"
@@ -94,8 +96,12 @@ class EncoderServiceConnector(ECConnectorBase):  # type: ignore[misc] # as above
         if role is ECConnectorRole.SCHEDULER:
             self._client = _client(settings)
             self._side = SchedulerSide(
-                self._client, settings.pool_bytes, _width(self._model), settings.timeout_seconds
-            )  # fmt: skip
+                self._client,
+                settings.pool_bytes,
+                _width(self._model),
+                MultiModalBudget(vllm_config, MULTIMODAL_REGISTRY, enable_cache=False).get_encoder_budget(),
+                settings.timeout_seconds,
+            )
 
     @property
     def _scheduler(self) -> SchedulerSide:

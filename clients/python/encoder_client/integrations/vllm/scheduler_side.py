@@ -22,7 +22,7 @@ import grpc
 
 from encoder_client import dtypes
 from encoder_client.embedding import Embedding
-from encoder_client.errors import ChunkError, EncoderClientError, EncoderError, PoolError
+from encoder_client.errors import ChunkError, EncoderClientError, EncoderError, PoolError, PromptError
 from encoder_client.integrations.vllm import rows
 from encoder_client.integrations.vllm.stock import Stock
 from encoder_client.integrations.vllm.transfer_params import Part, parse
@@ -87,6 +87,7 @@ class SchedulerSide:
         client: made with ``max_holds``, and with a pool of its own.
         pool_bytes: the pool's.
         width: of an embedding's row with its deepstack levels, as the model takes it.
+        most_rows: of an embedding, that vLLM has room for. A request with more would wait for ever.
         timeout: seconds from asking the encoders to the end of a request that got no answer.
         clock: seconds, for what is late.
     """
@@ -96,11 +97,13 @@ class SchedulerSide:
         client: SyncEncoderClient,
         pool_bytes: int,
         width: int,
+        most_rows: int,
         timeout: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._client = client
         self._width = width
+        self._most_rows = most_rows
         self._timeout = timeout
         self._clock = clock
         self._stock = Stock(pool_bytes - pool_bytes // RESERVE)
@@ -206,6 +209,8 @@ class SchedulerSide:
         )
         try:
             prompt.parts = parse(params, [feature.identifier for feature in features])
+            if (most := max((feature.rows for feature in features), default=0)) > self._most_rows:
+                raise PromptError(f"an embedding has {most} rows, and vLLM's encoder cache room for {self._most_rows}")
         except EncoderClientError as error:
             self._fail(request_id, error)
         return prompt
