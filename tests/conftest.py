@@ -67,7 +67,7 @@ def servers(model: Path) -> Iterator[StartServer]:
             print(f"--- log of the server {server.target} ---\n{server.stderr}")
             server.close()
     left = {file for file in set(SHARED_MEMORY.iterdir()) - before if not _is_mapped(file)}
-    assert not left
+    assert not left, left
 
 
 def _is_mapped(file: Path) -> bool:

@@ -17,6 +17,7 @@ from encoder_svc.bench.result import (
     FairnessResult,
     Machine,
     Percentiles,
+    Pipeline,
     Series,
     ThroughputResult,
     read_result,
@@ -97,6 +98,7 @@ def test_the_table_names_what_was_counted(medium: str, unit: str) -> None:
     result = ThroughputResult(
         **told, parameters={"medium": medium}, floors=[], charts=[], images_per_second=2.0, ratio=2.0, images=8,
         reference_images_per_second=1.0, mean_batch_items=1.0, mean_batch_patches=4.0, reference_images=4, rounds=[],
+        pipeline=Pipeline(prepare=0.1, forward=0.9, stage=0.1, read=0.1, total=1.2),
     )  # fmt: skip
     names = list(result_table(result).columns[0].cells)
     assert names[:2] == [f"{unit}_per_second", f"reference_{unit}_per_second"]

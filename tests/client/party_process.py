@@ -16,6 +16,7 @@ from pathlib import Path
 
 from encoder_client import Accepted, EncoderClient, Ready, image
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 
 
 def say(*words: object) -> None:
@@ -26,7 +27,9 @@ def say(*words: object) -> None:
 async def call(target: str, file: str, *receivers: str) -> None:
     async with (
         EncoderClient(target, transports=["inline"]) as client,
-        client.encode([image(Path(file))], prompt_id="killed", receivers=receivers) as call,
+        client.encode(
+            [image(Path(file))], prompt_id="killed", receivers=receivers, cache_policy=CachePolicy.CACHE_POLICY_BYPASS
+        ) as call,
     ):
         async for event in call:
             if isinstance(event, Accepted):

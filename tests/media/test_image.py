@@ -147,7 +147,7 @@ def test_heic_is_an_image_where_its_plugin_is_installed() -> None:
 
 
 def test_heic_is_refused_where_its_plugin_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("encoder_svc.media.image.pillow_heif", None)
+    monkeypatch.setattr("encoder_svc.media.image._HEIC", False)
     assert refusal(b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(90)).reason is Reason.MEDIA_UNRECOGNIZED
 
 

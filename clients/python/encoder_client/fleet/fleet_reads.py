@@ -12,7 +12,7 @@ from encoder_client.embedding import Embedding
 from encoder_client.errors import PartError, ReadError
 from encoder_client.events import Layout
 from encoder_client.part_reads import PartReads
-from encoder_client.pool.embedding_pool import Slot
+from encoder_client.pool.embedding_pool import Reservation, Slot
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 if TYPE_CHECKING:
@@ -88,9 +88,11 @@ class FleetReads:
         if wanted and set(wanted) <= set(known):
             self._reads = PartReads(self._client, wanted, self._read, self._encode_again)
             space = self._reads.reserve(self._call.prompt_id, [known[part_idx].nbytes for part_idx in wanted])
-            space.add_done_callback(lambda _: self._space_is_there())
+            space.add_done_callback(self._space_is_there)
 
-    def _space_is_there(self) -> None:
+    def _space_is_there(self, space: asyncio.Future[Reservation]) -> None:
+        if space.cancelled():  # whoever waited has left
+            return
         try:
             self._step()
         except Exception as error:  # such as that there is none: whoever waits for results learns it

@@ -17,7 +17,7 @@ from epd.zeromq_reads import PIECE_BYTES, Answer, Request, State, parse_answer, 
 
 _CURVE_BYTES = 4096  # of what CURVE adds to a message, at most
 
-WINDOW = 4
+WINDOW = 8
 """Pieces that are asked for and have not come. The encoder owes a reader a few only, and drops what is beyond them."""
 
 _MESSAGES_AT_ONCE = 16
