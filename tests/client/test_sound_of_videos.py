@@ -105,7 +105,8 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for name, one in prepared.items()
     }
     with servers(checkpoint) as start:
-        first, second = (start(mooncake="on") for _ in range(2))
+        # A window, so that what is sent together runs together on a machine of any speed.
+        first, second = (start(mooncake="on", batch_window_seconds=0.2) for _ in range(2))
         yield Service(request.param, checkpoint, (first.target, second.target), prepared, matrices)
 
 

@@ -132,8 +132,9 @@ def test_an_unknown_content_fails_its_request_alone(side: SchedulerSide, encoded
     lost.features = [Feature(bytes(32).hex(), "image", 20, 25)]
     well = Request("well", encoded)
     assert not lost.available(side)
-    assert well.schedule(side) <= {"lost"}
-    assert lost.schedule(side) <= {"lost"}
+    failed = well.schedule(side)  # which of the two ends first is not said
+    failed |= well.schedule(side) if failed else lost.schedule(side)
+    assert failed == {"lost"}
     assert well.available(side)
     assert not lost.available(side)
 
