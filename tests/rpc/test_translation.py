@@ -91,7 +91,8 @@ async def test_the_callers_deadline_reaches_the_runtime_and_ends_the_call(servic
     assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     deadline = service.runtime.commands[0].deadline
     assert deadline is not None
-    assert 1000.0 < deadline <= 1000.5
+    # gRPC may count the time that is left a little above the half second that was given.
+    assert 1000.0 < deadline < 1001.0
     await service.runtime.call.abandoned.wait()
 
 
