@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.server_process import ServerProcess
 
-SHARED_MEMORY = Path("/dev/shm")
-
 # Property tests look for new examples wherever a person runs them; in CI the same commit gives the same answer. No
-# deadlines: the machine may be busy.
-settings.register_profile("search", deadline=None)
-settings.register_profile("repeat", deadline=None, derandomize=True)
+# deadlines, and no judgement of how fast examples are drawn: the machine may be busy.
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeat", settings.get_profile("search"), derandomize=True)
 settings.load_profile("repeat" if os.environ.get("CI") else "search")
 
 StartServer = Callable[..., ServerProcess]
@@ -52,7 +50,6 @@ def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
 @contextlib.contextmanager
 def servers(model: Path) -> Iterator[StartServer]:
     """Starts servers, and sees to it that nothing of them is left: no process, no file in /dev/shm."""
-    before = set(SHARED_MEMORY.iterdir())
     started: list[ServerProcess] = []
 
     def start(*, wait: bool = True, **settings: Any) -> ServerProcess:
@@ -66,14 +63,5 @@ def servers(model: Path) -> Iterator[StartServer]:
         for server in started:
             print(f"--- log of the server {server.target} ---\n{server.stderr}")
             server.close()
-    left = {file for file in set(SHARED_MEMORY.iterdir()) - before if not _is_mapped(file)}
+    left = {file for server in started for file in server.left_memory()}
     assert not left, left
-
-
-def _is_mapped(file: Path) -> bool:
-    """Some process alive maps the file: other tests run beside this one."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            if str(file) in maps.read_text():
-                return True
-    return False

@@ -22,7 +22,10 @@ from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 
 START_SECONDS = 150.0
-STOP_SECONDS = 30.0
+STOP_SECONDS = 60.0
+LEASE_SECONDS = 600.0
+"""Longer than a test may take: what is not leased any more was given back."""
+SHARED_MEMORY = "/dev/shm/"
 _LISTENING = re.compile(r"listening on (\S+)")
 _READY = re.compile(r"encoder-svc ready target=(\S+)")
 _METRICS = re.compile(r"metrics on (\S+)")
@@ -37,7 +40,8 @@ class ServerProcess:
         settings: other settings by their names in :class:`encoder_svc.settings.Settings`.
 
     It listens on a free port of the loopback unless told otherwise, computes with one thread, keeps small arenas, and
-    sends no canaries of its own: what a test counts is its own doing. Parts wait as long as a child may take to start.
+    sends no canaries of its own: what a test counts is its own doing. Parts wait as long as a child may take to start,
+    and no lease ends by time.
     """
 
     def __init__(self, model: Path, prefix: tuple[str, ...] = (), **settings: Any) -> None:
@@ -53,6 +57,7 @@ class ServerProcess:
             "restart_seconds": 0.1,
             "canary_seconds": 3600,
             "space_seconds": START_SECONDS,
+            "lease_seconds": LEASE_SECONDS,
             "metrics_listen": "127.0.0.1:0",
             **settings,
         }
@@ -76,6 +81,7 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._family: set[psutil.Process] = set()
+        self._named_memory: set[Path] = set()
 
     def wait_listening(self) -> ServerProcess:
         """Waits until calls are answered, if only by NOT_READY."""
@@ -100,7 +106,13 @@ class ServerProcess:
         """Its live children."""
         children: list[psutil.Process] = self.process.children(recursive=True)
         self._family.update(children)
+        for process in (self.process, *children):
+            self._named_memory |= named_memory(process.pid)
         return children
+
+    def left_memory(self) -> set[Path]:
+        """Files of /dev/shm that it or a child mapped whenever :meth:`children` looked, and that are still there."""
+        return {file for file in self._named_memory if file.exists()}
 
     def engines(self) -> list[psutil.Process]:
         """Its live engine processes, the oldest first."""
@@ -138,7 +150,7 @@ class ServerProcess:
         """What it tells of itself."""
         async with self.channel() as channel:
             stub: Any = EncoderServiceStub(channel)
-            info: pb.GetServerInfoResponse = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=10)
+            info: pb.GetServerInfoResponse = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=STOP_SECONDS)
             return info
 
     def stop(self, how: signal.Signals = signal.SIGTERM, seconds: float = STOP_SECONDS) -> int:
@@ -157,7 +169,7 @@ class ServerProcess:
             self.process.wait()
             raise AssertionError(f"the server did not stop in {seconds} s; it said:\n{self.stderr}") from None
         finally:
-            _, alive = psutil.wait_procs(list(self._family), timeout=5)
+            _, alive = psutil.wait_procs(list(self._family), timeout=STOP_SECONDS)
             for child in alive:
                 child.kill()
         self._reader.join()
@@ -199,6 +211,15 @@ class ServerProcess:
                 self._ready.set()
         self._listening.set()
         self._ready.set()
+
+
+def named_memory(pid: int) -> set[Path]:
+    """The files of /dev/shm that a process maps; none if it is gone."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return set()
+    return {Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if SHARED_MEMORY in line}
 
 
 def _option(name: str, value: Any) -> list[str]:

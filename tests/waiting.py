@@ -7,10 +7,13 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 
+PATIENCE_SECONDS = 60.0
+"""After this it does not come any more, on the slowest machine. A test that passes never waits so long."""
+
 Condition = Callable[[], bool] | Callable[[], Awaitable[bool]]
 
 
-async def eventually(condition: Condition, seconds: float = 20.0) -> None:
+async def eventually(condition: Condition, seconds: float = PATIENCE_SECONDS) -> None:
     """Waits until a condition holds.
 
     Args:

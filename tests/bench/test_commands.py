@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from encoder_svc.bench.result import (
 )
 from encoder_svc.checkpoints.writer import write_checkpoint
 from tests.children import await_death
+from tests.server_process import START_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 BENCH = [sys.executable, "-m", "encoder_svc.cli.main", "bench"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -59,7 +62,8 @@ class Bench:
             assert leaf(json.loads(self.json.read_text()), check.figure) == check.value
         assert result.machine.cores >= 1
         assert result.parameters["model"] == self._model.name
-        assert not [left for left in psutil.process_iter() if str(self._model) in words(left)]
+        left = [process for process in psutil.process_iter() if str(self._model) in words(process)]
+        assert not psutil.wait_procs(left, timeout=PATIENCE_SECONDS)[1]
         return result
 
 
@@ -86,7 +90,7 @@ def bench(tiny_checkpoint: Path, tmp_path: Path) -> Bench:
 
 
 def test_throughput(bench: Bench) -> None:
-    result = bench.run("throughput", "--image-size", "56", "--concurrency", "4", "--seconds", "1", "--rounds", "2")
+    result = bench.run("throughput", "--image-size", "56", "--concurrency", "4", "--requests", "40", "--rounds", "2")
     assert isinstance(result, ThroughputResult)
     assert len(result.rounds) == 2
     assert result.images == pytest.approx(result.images_per_second)
@@ -201,9 +205,10 @@ def test_a_bench_that_is_stopped_leaves_no_server(bench: Bench) -> None:
         family: list[psutil.Process] = []
         while not any("encoder_svc.engine.process" in words(child) for child in family):
             assert process.poll() is None
+            time.sleep(0.05)  # it needs the processor more than this loop does
             family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.wait(START_SECONDS) == 128 + signal.SIGTERM
         for child in family:
             await_death(child.pid)
     finally:

@@ -140,7 +140,7 @@ def payload_digest(index: int, generation: int = 1) -> bytes:
 
 
 async def read(
-    reader: Reader, pool: EmbeddingPool, chunk: EmbeddingChunk, locator: Locator, timeout: float = 20.0
+    reader: Reader, pool: EmbeddingPool, chunk: EmbeddingChunk, locator: Locator, timeout: float = 60.0
 ) -> bytes:
     """Reads one slot, lets go of its memory, and gives the SHA-256 of what came."""
     slot = (await pool.reserve("prompt", [chunk.nbytes])).take(0)

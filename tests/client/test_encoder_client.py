@@ -29,7 +29,7 @@ from encoder_client import (
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from tests.conftest import StartServer
 from tests.photograph import photo
-from tests.server_process import ServerProcess
+from tests.server_process import START_SECONDS, ServerProcess
 from tests.waiting import eventually
 
 PHOTO = photo(252, 196)
@@ -40,6 +40,16 @@ ITEM = image(SMALL)
 @pytest.fixture
 def server(mooncake_server: ServerProcess) -> ServerProcess:
     return mooncake_server
+
+
+async def nothing_is_held(pool: EmbeddingPool) -> None:
+    """Every slot comes back, once the loop has let go of what it ran."""
+
+    def is_empty() -> bool:
+        gc.collect()
+        return pool.statistics.slots == 0
+
+    await eventually(is_empty)
 
 
 async def leased_bytes(client: EncoderClient) -> int:
@@ -131,8 +141,7 @@ async def test_many_reads_at_once(server: ServerProcess, transport: str) -> None
         assert set(transports) == {transport}
         assert await leased_bytes(client) == 0
         expected.release()
-        gc.collect()
-        assert pool.statistics.slots == 0
+        await nothing_is_held(pool)
         assert pool.statistics.peak <= 8 << 20
 
 
@@ -168,12 +177,13 @@ async def test_f11_a_released_lease_reads_nothing_more(server: ServerProcess) ->
 
 
 async def test_a_lease_can_be_renewed_until_it_is_released(server: ServerProcess) -> None:
-    async with EncoderClient(server.target) as client, client.encode([image(SMALL)], lease_ttl=5) as call:
+    async with EncoderClient(server.target) as client, client.encode([image(SMALL)], lease_ttl=200) as call:
         [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
-        assert await client.renew([chunk], 120) == [pytest.approx(120, abs=1)]
+        [seconds] = await client.renew([chunk], 500)
+        assert 200 < seconds <= 500
         await client.read(chunk)
         with pytest.raises(ReadError, match="cannot be renewed"):
-            await client.renew([chunk], 120)
+            await client.renew([chunk], 500)
 
 
 async def test_cancel_is_exact(server: ServerProcess) -> None:
@@ -228,9 +238,10 @@ async def test_a_serialised_chunk_is_a_ticket_for_another_process(server: Server
         reader = context.Process(target=redeem, args=(chunk.SerializeToString(), answers))
         reader.start()
         try:
-            read = await asyncio.to_thread(answers.get, timeout=60)
+            read = await asyncio.to_thread(answers.get, timeout=START_SECONDS)
         finally:
-            await asyncio.to_thread(reader.join, 10)
+            reader.kill()
+            await asyncio.to_thread(reader.join)
         assert read == expected.numpy().tobytes()
         assert await leased_bytes(client) == 0
 
@@ -297,5 +308,4 @@ async def test_an_engine_that_died_after_ready_costs_the_read_and_no_more(start_
         for chunk, transport in zip(chunks, client.transports, strict=True):
             with pytest.raises(ReadError):
                 await client.read(chunk, transports=(transport,))
-        gc.collect()
-        assert client.pool.statistics.slots == 0
+        await nothing_is_held(client.pool)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +13,29 @@ import pytest
 from encoder_client import EncoderClient, ReadError, Ready, image
 from encoder_client.in_place import InPlaceEmbedding
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
-from tests.conftest import StartServer
+from tests.conftest import StartServer, servers
 from tests.photograph import photo
+from tests.rpc.calls import is_idle
 from tests.server_process import ServerProcess
 from tests.waiting import eventually
 
 PHOTO = photo(252, 196)
+LEASE_SECONDS = 6.0
+"""So long that a busy machine renews in time, and so short that a test can wait for its end."""
+
+
+@pytest.fixture(scope="module")
+def own_server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
+    """A server on which nobody else has leases."""
+    with servers(tiny_checkpoint) as start:
+        yield start()
+
+
+@pytest.fixture
+async def target(own_server: ServerProcess) -> AsyncIterator[str]:
+    """Its address, for a test that leaves no lease."""
+    yield own_server.target
+    await eventually(lambda: is_idle(own_server))
 
 
 async def ready(client: EncoderClient, lease_ttl: float | None = None, content: bytes = PHOTO) -> EmbeddingChunk:
@@ -29,9 +48,8 @@ async def leases(client: EncoderClient) -> int:
     return (await client.server_info()).load.leases
 
 
-async def test_it_is_read_without_a_copy_and_held_until_the_last_view_is_gone(start_server: StartServer) -> None:
-    server = start_server()
-    async with EncoderClient(server.target) as client:
+async def test_it_is_read_without_a_copy_and_held_until_the_last_view_is_gone(target: str) -> None:
+    async with EncoderClient(target) as client:
         copied = await client.read(await ready(client))
         embedding = await client.read_in_place(await ready(client))
         assert isinstance(embedding, InPlaceEmbedding)
@@ -55,9 +73,8 @@ async def test_it_is_read_without_a_copy_and_held_until_the_last_view_is_gone(st
         await eventually(none_is_left)
 
 
-async def test_what_is_written_to_a_view_is_seen_by_nobody_else(start_server: StartServer) -> None:
-    server = start_server()
-    async with EncoderClient(server.target) as client:
+async def test_what_is_written_to_a_view_is_seen_by_nobody_else(target: str) -> None:
+    async with EncoderClient(target) as client:
         first = await client.read_in_place(await ready(client))
         second = await client.read_in_place(await ready(client))
         original = second.numpy().copy()
@@ -71,20 +88,18 @@ async def test_what_is_written_to_a_view_is_seen_by_nobody_else(start_server: St
         np.testing.assert_array_equal(again.numpy(), original)
 
 
-async def test_its_lease_is_renewed_for_as_long_as_it_is_held(start_server: StartServer) -> None:
-    server = start_server(lease_seconds=0.6)
-    async with EncoderClient(server.target) as client:
-        held = await client.read_in_place(await ready(client))
+async def test_its_lease_is_renewed_for_as_long_as_it_is_held(target: str) -> None:
+    async with EncoderClient(target) as client:
+        held = await client.read_in_place(await ready(client, LEASE_SECONDS))
         # Another lease, which nobody renews, is granted later and ends by time: so the first has outlived its own.
-        for _ in range(2):
-            forgotten = await ready(client, content=photo(140, 112))
+        forgotten = await ready(client, LEASE_SECONDS, content=photo(140, 112))
 
-            async def one_is_left() -> bool:
-                return await leases(client) == 1
+        async def one_is_left() -> bool:
+            return await leases(client) == 1
 
-            await eventually(one_is_left)
-            with pytest.raises(ReadError):
-                await client.renew([forgotten])
+        await eventually(one_is_left)
+        with pytest.raises(ReadError):
+            await client.renew([forgotten])
         assert held.intact
 
 
@@ -113,11 +128,10 @@ async def test_beyond_the_limit_it_is_copied(server: ServerProcess) -> None:
         assert embedding.transport == "inline"
 
 
-async def test_a_dead_receivers_leases_end_by_time(start_server: StartServer) -> None:
-    server = start_server(lease_seconds=0.5)
-    async with EncoderClient(server.target) as other:
-        gone = EncoderClient(server.target)
-        embedding = await gone.read_in_place(await ready(gone))
+async def test_a_dead_receivers_leases_end_by_time(target: str) -> None:
+    async with EncoderClient(target) as other:
+        gone = EncoderClient(target)
+        embedding = await gone.read_in_place(await ready(gone, LEASE_SECONDS))
         # As if its process had died: nothing is renewed or given back any more.
         in_place = gone._in_place
         assert in_place is not None

@@ -24,6 +24,7 @@ from tests.models.family_cases import Medium, prepare
 from tests.photograph import photo
 from tests.rpc.metrics_page import batches
 from tests.server_process import ServerProcess
+from tests.waiting import eventually
 
 TOLERANCE = 1e-4
 
@@ -99,6 +100,12 @@ async def test_f33_alone(
                 embedding.release()
 
 
+async def wait_for_the_engine(server: ServerProcess, parts: int) -> bool:
+    """So many parts are prepared."""
+    waiting = (await server.info()).load.parts
+    return waiting["prepared"] + waiting["encoding"] == parts
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_f33_in_batches_with_each_other(
     omni: ServerProcess, expected: Mapping[str, tuple[torch.Tensor, tuple[int, ...]]], transport: str
@@ -115,7 +122,10 @@ async def test_f33_in_batches_with_each_other(
             embeddings[place].release()
 
     async with EncoderClient(omni.target, transports=[transport]) as client:
-        await asyncio.gather(*(prompt(client) for _ in range(3)))
+        with omni.held(omni.engine()):
+            prompts = [asyncio.create_task(prompt(client)) for _ in range(3)]
+            await eventually(lambda: wait_for_the_engine(omni, 3 * len(names)))
+        await asyncio.gather(*prompts)
     count, total = (after - earlier for after, earlier in zip(await batches(omni), before, strict=True))
     assert total == 3 * len(names)
     assert count < total, "nothing was batched"

@@ -60,7 +60,7 @@ def peer() -> Iterator[Peer]:
         peer.process.communicate()
 
 
-async def read(reader: MooncakeReader, pool: EmbeddingPool, locator: Locator, timeout: float = 20.0) -> bytes:
+async def read(reader: MooncakeReader, pool: EmbeddingPool, locator: Locator, timeout: float = 60.0) -> bytes:
     """Reads one slot and lets go of its memory."""
     slot = (await pool.reserve("prompt", [SLOT_BYTES])).take(0)
     await reader.read(

@@ -14,6 +14,7 @@ import torch
 
 from encoder_client.errors import PoolError
 from encoder_client.pool.embedding_pool import EmbeddingPool, Slot
+from tests.waiting import PATIENCE_SECONDS
 
 
 async def take(pool: EmbeddingPool, nbytes: int, prompt: str = "p") -> Slot:
@@ -55,7 +56,7 @@ async def test_who_waits_is_woken_by_a_view_that_dies_in_another_thread() -> Non
     assert pool.statistics.waiting == 1
     thread = threading.Thread(target=held.clear)
     thread.start()
-    async with asyncio.timeout(10), await waiting:
+    async with asyncio.timeout(PATIENCE_SECONDS), await waiting:
         assert pool.statistics.slots == 1
     thread.join()
 
@@ -85,7 +86,7 @@ async def test_a_cancelled_wait_leaves_the_queue() -> None:
     large.cancel()
     await asyncio.wait([large])
     del slot
-    async with asyncio.timeout(10), await small:
+    async with asyncio.timeout(PATIENCE_SECONDS), await small:
         assert pool.statistics.slots == 1
 
 
@@ -152,7 +153,7 @@ async def test_f38_wishes_are_served_in_their_order() -> None:
     await asyncio.sleep(0)
     assert not order  # half of the pool is free, and the small ones wait behind the large one
     slots.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.gather(*tasks)
     assert order == ["large", "small", "smaller"]
 

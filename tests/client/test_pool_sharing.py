@@ -21,7 +21,7 @@ from encoder_client import ChunkError, Embedding, EmbeddingHandle, EmbeddingPool
 from encoder_client.pool.embedding_handle import HEADER
 from encoder_client.pool.embedding_pool import Slot
 from tests.client.chunks import ready, rows
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_SECONDS, eventually
 
 DATA = rows(40, 8)
 
@@ -63,7 +63,7 @@ async def ask(process: asyncio.subprocess.Process, handle: EmbeddingHandle) -> f
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(handle.to_bytes().hex().encode() + b"\n")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         return float(await process.stdout.readline())
 
 
@@ -80,7 +80,7 @@ async def test_f10_another_process_holds_the_memory_until_it_dies() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         process.kill()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             (await waiting).close()
         assert sharing.holds == 0
 

@@ -22,11 +22,11 @@ from encoder_client import EncoderClient, image, item_content_key
 from encoder_client.proxy.chat_media import rewrite, take
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from tests.photograph import photo
-from tests.server_process import ServerProcess
+from tests.server_process import START_SECONDS, ServerProcess
 from tests.waiting import eventually
 
 PHOTO = photo(140, 112)
-TIMEOUT = 60.0
+TIMEOUT = START_SECONDS
 Reply = Callable[[web.Request], Any]
 
 

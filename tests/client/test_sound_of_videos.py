@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from encoder_svc.checkpoints.writer import write_checkpoint
 from encoder_svc.models.registry import FAMILIES, open_adapter
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from epd.encoder.v1.media_pb2 import MediaItem, Modality, VideoOptions
-from tests.client.test_modalities import TOLERANCE
+from tests.client.test_modalities import TOLERANCE, wait_for_the_engine
 from tests.conftest import servers
 from tests.media.movies import Track, movie
 from tests.media.sounds import plain, tones
 from tests.models.family_cases import Medium, Prepared, prepare
 from tests.photograph import photo
+from tests.server_process import ServerProcess
+from tests.waiting import eventually
 
 IMAGE, VIDEO, AUDIO = Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO
 KINDS = {IMAGE: "image", VIDEO: "video", AUDIO: "audio"}
@@ -63,7 +66,7 @@ class Service:
 
     family: str
     checkpoint: Path
-    targets: tuple[str, str]
+    encoders: tuple[ServerProcess, ServerProcess]
     prepared: Mapping[str, Prepared]
     matrices: Mapping[str, tuple[torch.Tensor, ...]]
 
@@ -105,9 +108,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for name, one in prepared.items()
     }
     with servers(checkpoint) as start:
-        # A window, so that what is sent together runs together on a machine of any speed.
-        first, second = (start(mooncake="on", batch_window_seconds=0.2) for _ in range(2))
-        yield Service(request.param, checkpoint, (first.target, second.target), prepared, matrices)
+        yield Service(request.param, checkpoint, (start(mooncake="on"), start(mooncake="on")), prepared, matrices)
 
 
 def parts(names: Sequence[str]) -> list[MediaItem]:
@@ -123,7 +124,7 @@ def parts(names: Sequence[str]) -> list[MediaItem]:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_f33_sound_comes_by_every_transport_alone_or_in_batches(service: Service, transport: str) -> None:
     names = list(items())
-    async with EncoderClient(service.targets[0], transports=(transport,)) as client:
+    async with EncoderClient(service.encoders[0].target, transports=(transport,)) as client:
         for name in names:
             async with client.encode(parts([name]), cache_policy=CachePolicy.CACHE_POLICY_BYPASS) as call:
                 (embedding,) = await call.embeddings()
@@ -131,7 +132,11 @@ async def test_f33_sound_comes_by_every_transport_alone_or_in_batches(service: S
             service.check(name, embedding)
             embedding.release()
         async with client.encode(parts(names * 2), cache_policy=CachePolicy.CACHE_POLICY_BYPASS) as call:
-            embeddings = await call.embeddings()
+            encoder = service.encoders[0]
+            with encoder.held(encoder.engine()):
+                reading = asyncio.create_task(call.embeddings())
+                await eventually(lambda: wait_for_the_engine(encoder, 2 * len(names)))
+            embeddings = await reading
         for name, embedding in zip(names * 2, embeddings, strict=True):
             service.check(name, embedding)
         assert max(embedding.chunk.timings.batch_items for embedding in embeddings) > 1, "nothing was batched"
@@ -140,7 +145,7 @@ async def test_f33_sound_comes_by_every_transport_alone_or_in_batches(service: S
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_f33_sound_comes_from_the_cache(service: Service, transport: str) -> None:
     names = list(items())
-    async with EncoderClient(service.targets[0], transports=(transport,)) as client:
+    async with EncoderClient(service.encoders[0].target, transports=(transport,)) as client:
         for _ in range(2):
             async with client.encode(parts(names)) as call:
                 embeddings = await call.embeddings()
@@ -153,8 +158,9 @@ async def test_f31_each_sound_stays_with_its_video_across_two_encoders(service: 
     """One prompt, whose parts go to two encoders by turns, so that silent videos stand among others' sounding ones."""
     names = list(items())
     chosen = parts(names)
+    targets = [encoder.target for encoder in service.encoders]
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(EncoderClient(target)) for target in service.targets]
+        clients = [await stack.enter_async_context(EncoderClient(target)) for target in targets]
         calls = [
             await stack.enter_async_context(client.encode(chosen[number::2], prompt_id="both", num_parts=len(chosen)))
             for number, client in enumerate(clients)

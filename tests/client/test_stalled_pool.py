@@ -21,7 +21,7 @@ from tests.client.chunks import layout, ready, rows
 from tests.client.scripted_encoder import ScriptedEncoder
 from tests.photograph import photo
 from tests.server_process import ServerProcess
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_SECONDS, eventually
 
 LONG = 600.0
 DATA = rows(40, 8)
@@ -120,7 +120,7 @@ async def test_what_was_given_back_is_leased_again() -> None:
     encoder = ScriptedEncoder(payload=DATA.tobytes)
     async with stalled(encoder) as (client, reservation):
         reading = asyncio.create_task(client.read(chunk_at(encoder)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await encoder.released.wait()
         encoder.cached = chunk_at(encoder, bytes([1] * 16))
         reservation.close()
@@ -160,7 +160,7 @@ async def test_another_embedding_by_the_same_name_is_refused() -> None:
     encoder = ScriptedEncoder(payload=DATA.tobytes)
     async with stalled(encoder) as (client, reservation):
         reading = asyncio.create_task(client.read(chunk_at(encoder)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await encoder.released.wait()
         encoder.cached = chunk_at(encoder)
         encoder.cached.compatibility_fingerprint = bytes(32)
@@ -179,7 +179,7 @@ async def test_who_leaves_while_the_pool_is_stalled_leaves_nothing() -> None:
             await eventually(lambda: encoder.outcomes == ["ABANDONED"])
             reading.cancel()
             await asyncio.wait([reading])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await encoder.ended.wait()
         assert client.pool.statistics.waiting == 0
         reservation.close()

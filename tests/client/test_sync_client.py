@@ -28,12 +28,12 @@ from encoder_client.threads.sync_client import Outcome
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from tests.conftest import StartServer, servers
 from tests.photograph import photo
-from tests.server_process import ServerProcess
+from tests.server_process import START_SECONDS, ServerProcess
 
 PHOTOS = [photo(*size) for size in [(140, 112), (252, 196), (112, 140), (84, 224)]]
 ITEMS = [image(data) for data in PHOTOS]
 ROWS = [20, 63, 20, 24]
-TIMEOUT = 60.0
+TIMEOUT = START_SECONDS
 BYPASS = CachePolicy.CACHE_POLICY_BYPASS
 
 
@@ -189,9 +189,11 @@ def test_many_threads_and_views_that_die_in_others(pair: list[ServerProcess]) ->
             return float(sum(np.abs(view).max() for view in views))
 
         with ThreadPoolExecutor(8) as threads:
-            assert len(set(threads.map(use, range(40)))) == 1
+            found = list(threads.map(use, range(40)))
+        # Both servers may make an embedding, in different company: then its last bits differ.
+        assert found == pytest.approx([found[0]] * len(found), rel=1e-4)
         gc.collect()
-        until(lambda: client.pool_statistics().slots == 0)
+        until(lambda: client.pool_statistics(TIMEOUT).slots == 0)
 
 
 def test_a_prompt_that_cannot_be_is_refused_at_once(client: SyncEncoderClient) -> None:
@@ -251,11 +253,11 @@ def test_an_encoder_that_is_killed_costs_no_prompt(start_server: StartServer) ->
 
 
 EXITS = {
-    "without close": "submission.futures[0].result(60)",
+    "without close": f"submission.futures[0].result({TIMEOUT})",
     "while it works": "",
     "by an error": "raise SystemExit(0)",
-    "of a forked child": """
-submission.futures[0].result(60)
+    "of a forked child": f"""
+submission.futures[0].result({TIMEOUT})
 child = os.fork()
 if not child:
     try:
@@ -266,7 +268,7 @@ if not child:
     sys.exit(8)
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 7
-client.submit(items, timeout=60).futures[0].result(60)
+client.submit(items, timeout={TIMEOUT}).futures[0].result({TIMEOUT})
 """,
 }
 
@@ -281,10 +283,11 @@ from pathlib import Path
 from encoder_client import SyncEncoderClient, image
 client = SyncEncoderClient([{pair[0].target!r}], transports=("inline",))
 items = [image(Path({str(file)!r}))]
-submission = client.submit(items, timeout=60)
+submission = client.submit(items, timeout={TIMEOUT})
 {EXITS[how]}
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert ended.returncode == 0, ended.stderr
     # gRPC and asyncio complain in a fork; nothing else may.
     assert how == "of a forked child" or not ended.stderr

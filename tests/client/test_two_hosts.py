@@ -17,7 +17,7 @@ from encoder_client import EmbeddingPool, EncoderClient, EncoderClientError, Rea
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from tests.photograph import photo
 from tests.server_process import ServerProcess
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_SECONDS, eventually
 
 PHOTO = photo(252, 196)
 
@@ -97,7 +97,7 @@ def server(link: Link, tiny_checkpoint: Path) -> Iterator[ServerProcess]:
         allow_insecure=True,
         mooncake="on",
         zeromq="on",
-        lease_seconds=3,
+        lease_seconds=15,
     )
     try:
         yield server.wait_ready()
@@ -106,8 +106,8 @@ def server(link: Link, tiny_checkpoint: Path) -> Iterator[ServerProcess]:
         server.close()
 
 
-async def ready(client: EncoderClient) -> EmbeddingChunk:
-    async with client.encode([image(PHOTO)], timeout=5) as call:
+async def ready(client: EncoderClient, timeout: float = PATIENCE_SECONDS) -> EmbeddingChunk:
+    async with client.encode([image(PHOTO)], timeout=timeout) as call:
         [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
     return chunk
 
@@ -115,7 +115,7 @@ async def ready(client: EncoderClient) -> EmbeddingChunk:
 @pytest.mark.parametrize("transport", ["mooncake", "zeromq"])
 async def test_a_link_that_is_slowed_cut_and_restored(link: Link, server: ServerProcess, transport: str) -> None:
     pool = EmbeddingPool(8 << 20)
-    client = EncoderClient(server.target, pool=pool, transports=(transport,), mooncake_host=link.here, read_timeout=2.0)
+    client = EncoderClient(server.target, pool=pool, transports=(transport,), mooncake_host=link.here, read_timeout=6.0)
     async with client:
         expected = (await client.read(await ready(client))).numpy().copy()
 
@@ -128,7 +128,7 @@ async def test_a_link_that_is_slowed_cut_and_restored(link: Link, server: Server
         link.cut()
         try:
             # Reads that begin while nothing comes, and a prompt of which nothing is known yet: each with its error.
-            ends = await asyncio.gather(*map(client.read, chunks), ready(client), return_exceptions=True)
+            ends = await asyncio.gather(*map(client.read, chunks), ready(client, 5.0), return_exceptions=True)
         finally:
             link.restore()
         assert all(isinstance(end, EncoderClientError) for end in ends), ends
@@ -136,13 +136,13 @@ async def test_a_link_that_is_slowed_cut_and_restored(link: Link, server: Server
 
         async def reads_resume() -> bool:
             try:
-                embedding = await client.read(await ready(client))
+                embedding = await client.read(await ready(client, 5.0))
             except EncoderClientError:
                 return False
             np.testing.assert_array_equal(embedding.numpy(), expected)
             return embedding.transport == transport
 
-        await eventually(reads_resume, seconds=30)
+        await eventually(reads_resume, 90)
 
         async def nothing_is_held() -> bool:
             gc.collect()
@@ -156,4 +156,4 @@ async def test_a_link_that_is_slowed_cut_and_restored(link: Link, server: Server
             print(held)
             return not any(held.values())
 
-        await eventually(nothing_is_held, seconds=60)
+        await eventually(nothing_is_held)

@@ -15,13 +15,15 @@ from encoder_client import EncoderClient, image
 from tests.client.chunks import ready, rows
 from tests.client.scripted_encoder import ScriptedEncoder
 from tests.photograph import photo
-from tests.server_process import ServerProcess
+from tests.rpc.calls import is_idle
+from tests.server_process import START_SECONDS, ServerProcess
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "clients" / "typescript"
 MODULES = SOURCES / "node_modules"
 BIN = Path(sys.executable).parent
-SECONDS = 60
+SECONDS = START_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,7 @@ async def run(example: Path, target: str, *files: Path) -> tuple[int, str, str]:
 
 # Sizes of its own: what is cached has no LAYOUT.
 async def test_typescript_reads_what_python_reads(example: Path, server: ServerProcess, tmp_path: Path) -> None:
+    await eventually(lambda: is_idle(server))
     files = [tmp_path / name for name in ("a.jpg", "b.jpg", "c.jpg")]
     for file, data in zip(files, (photo(308, 140), photo(364, 84), b"not an image"), strict=True):
         file.write_bytes(data)

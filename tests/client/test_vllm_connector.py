@@ -18,9 +18,9 @@ from encoder_client.integrations.vllm.transfer_params import Part, parse, transf
 from encoder_client.integrations.vllm.worker_side import load
 from epd.encoder.v1.media_pb2 import MediaItem
 from tests.photograph import photo
-from tests.server_process import ServerProcess
+from tests.server_process import START_SECONDS, ServerProcess
 
-TIMEOUT = 60.0
+TIMEOUT = START_SECONDS
 WIDTH = 256
 SIZES = [(140, 112), (252, 196), (112, 140)]
 ITEMS = [image(photo(*size)) for size in SIZES]

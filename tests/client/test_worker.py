@@ -26,13 +26,13 @@ from epd.language.v1 import language_service_pb2 as pb
 from epd.language.v1.language_service_pb2_grpc import LanguageServiceStub
 from tests.photograph import photo
 from tests.rpc.calls import END_OF_STREAM
-from tests.server_process import ServerProcess
+from tests.server_process import START_SECONDS, ServerProcess
 from tests.waiting import eventually
 
 PHOTOS = [photo(140, 112), photo(112, 140)]
 QUESTION = "What is this?"
 TOKENS = 8
-SECONDS = 60.0
+SECONDS = START_SECONDS
 """Longer than anything here takes."""
 
 

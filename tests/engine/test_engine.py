@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -166,8 +167,9 @@ def test_only_the_forward_is_nice(child: Child[EngineReport]) -> None:
     """The thread of the forward yields to the front; those that answer the link and serve Mooncake's readers do not."""
     niceness: dict[str, list[int]] = {}
     for task in Path(f"/proc/{child.process.pid}/task").iterdir():
-        name, _, fields = (task / "stat").read_text().rpartition(") ")
-        niceness.setdefault(name, []).append(int(fields.split()[16]))
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            name, _, fields = (task / "stat").read_text().rpartition(") ")
+            niceness.setdefault(name, []).append(int(fields.split()[16]))
     values = [value for group in niceness.values() for value in group]
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, child.process.pid) == own

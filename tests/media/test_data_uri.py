@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-import time
+import threading
 from urllib.parse import quote_from_bytes
 
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.media import data_uri
+from encoder_svc.media import fetch as media_fetch
 from encoder_svc.media.data_uri import decode_data_uri
 from encoder_svc.media.fetch import Fetcher
 from encoder_svc.media.fetch_policy import FetchPolicy
@@ -84,7 +85,7 @@ def test_whatever_the_slices_cut_through_the_bytes_are_the_same(
         assert decode_data_uri("data:," + "".join(f"%{byte:02x}" for byte in data), LIMIT) == data
 
 
-def test_f20_the_limit_is_exact_and_seen_before_all_is_decoded() -> None:
+def test_f20_the_limit_is_exact_and_seen_before_all_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (1000, LIMIT):
         data = bytes(size)
         for uri in (
@@ -96,12 +97,21 @@ def test_f20_the_limit_is_exact_and_seen_before_all_is_decoded() -> None:
             with pytest.raises(ServiceError) as failed:
                 decode_data_uri(uri, size - 1)
             assert failed.value.reason is Reason.FETCH_TOO_LARGE
-    huge = "data:;base64," + "AAAA" * (16 << 20)
-    begun = time.thread_time()
-    with pytest.raises(ServiceError) as failed:
-        decode_data_uri(huge, 1000)
-    assert failed.value.reason is Reason.FETCH_TOO_LARGE
-    assert time.thread_time() - begun < 0.05
+    decoded = 0
+    from_base64 = data_uri._from_base64
+
+    def counted(encoded: bytes, *, is_last: bool) -> bytes:
+        nonlocal decoded
+        data = from_base64(encoded, is_last=is_last)
+        decoded += len(data)
+        return data
+
+    monkeypatch.setattr(data_uri, "_from_base64", counted)
+    for characters, limit in ((64 << 20, 1000), (4 << 20, 2 << 20)):
+        with pytest.raises(ServiceError) as failed:
+            decode_data_uri("data:;base64," + "A" * characters, limit)
+        assert failed.value.reason is Reason.FETCH_TOO_LARGE
+        assert decoded <= limit + data_uri._SLICE
 
 
 async def test_large_and_small_ones_through_the_fetcher() -> None:
@@ -115,20 +125,22 @@ async def test_large_and_small_ones_through_the_fetcher() -> None:
             assert failed.value.reason is Reason.FETCH_TOO_LARGE
 
 
-def test_a_large_one_is_not_decoded_on_the_loop() -> None:
+def test_a_large_one_is_not_decoded_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     data = bytes(24 << 20)
     uri = "data:;base64," + base64.b64encode(data).decode()
+    threads: list[threading.Thread] = []
 
-    async def busy() -> tuple[float, int]:
-        loop_seconds = time.thread_time()
+    def decode(uri: str, limit: int) -> bytes:
+        threads.append(threading.current_thread())
+        return decode_data_uri(uri, limit)
+
+    monkeypatch.setattr(media_fetch, "decode_data_uri", decode)
+
+    async def fetched() -> bytes:
         async with Fetcher(FetchPolicy()) as fetcher:
-            loop_seconds = time.thread_time()
-            fetched = await fetcher.fetch(uri)
-            loop_seconds = time.thread_time() - loop_seconds
-        return loop_seconds, len(fetched)
+            return await fetcher.fetch(uri)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        loop_seconds, size = runner.run(busy())
-    assert size == len(data)
-    # The processor time of the loop's thread; decoding takes several times as long.
-    assert loop_seconds < 0.05
+        assert runner.run(fetched()) == data
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads

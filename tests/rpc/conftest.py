@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import servers
-from tests.server_process import ServerProcess
+from tests.server_process import START_SECONDS, ServerProcess
 
 
 class FileServer(ThreadingHTTPServer):
@@ -69,17 +69,30 @@ def file_server() -> Iterator[FileServer]:
 
 @pytest.fixture(scope="session")
 def small_server(tiny_checkpoint: Path, file_server: FileServer) -> Iterator[ServerProcess]:
-    """A server with little room and short times, which fetches from :func:`file_server`."""
+    """A server with little room, which fetches from :func:`file_server` and waits as long as it takes."""
     with servers(tiny_checkpoint) as start:
         yield start(
             max_queued_parts=24,
             max_inline_bytes="64KiB",
             max_upload_bytes="512KiB",
             max_uploads_bytes="1MiB",
-            upload_seconds=3,
+            upload_seconds=START_SECONDS,
             fetch_schemes="data,http",
             fetch_private_networks="127.0.0.0/8",
             fetch_ports=file_server.server_port,
             fetch_max_bytes="256KiB",
-            fetch_seconds=2,
+            fetch_seconds=START_SECONDS,
+        )
+
+
+@pytest.fixture(scope="session")
+def hasty_server(tiny_checkpoint: Path, file_server: FileServer) -> Iterator[ServerProcess]:
+    """A server that soon gives up what it fetches from :func:`file_server`, and soon forgets what was uploaded."""
+    with servers(tiny_checkpoint) as start:
+        yield start(
+            upload_seconds=0.5,
+            fetch_schemes="http",
+            fetch_private_networks="127.0.0.0/8",
+            fetch_ports=file_server.server_port,
+            fetch_seconds=0.5,
         )

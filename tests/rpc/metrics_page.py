@@ -7,6 +7,7 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.rpc.calls import SECONDS
 from tests.server_process import ServerProcess
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -14,7 +15,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def scrape(server: ServerProcess) -> Samples:
     """All samples, by name (without ``encoder_svc_``) and labels."""
-    with urllib.request.urlopen(server.metrics_address, timeout=10) as page:
+    with urllib.request.urlopen(server.metrics_address, timeout=SECONDS) as page:
         text = page.read().decode()
     return {
         (sample.name.removeprefix("encoder_svc_"), frozenset(sample.labels.items())): sample.value

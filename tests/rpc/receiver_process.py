@@ -18,7 +18,7 @@ def main(target: str, file: Path) -> None:
     item = MediaItem(modality=Modality.MODALITY_IMAGE, data=file.read_bytes())
     with grpc.insecure_channel(target) as channel:
         stub: Any = EncoderServiceStub(channel)
-        request = pb.EncodeRequest(items=[item], skip_layout=True, lease_ttl={"seconds": 3})
+        request = pb.EncodeRequest(items=[item], skip_layout=True, lease_ttl={"seconds": 10})
         chunks = [event.chunk for response in stub.Encode(request) for event in response.events if event.chunk.leases]
         pieces = stub.Fetch(pb.FetchRequest(lease_id=chunks[0].leases[0].lease_id))
         next(pieces)

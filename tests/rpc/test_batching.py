@@ -26,6 +26,7 @@ async def test_f04_requests_that_wait_together_run_together(
         else MediaItem(modality=Modality.MODALITY_IMAGE, uri=file_server.serve(f"/{i}.jpg", file))
         for i, file in enumerate(FILES)
     ]
+    await eventually(lambda: is_idle(small_server))
     before = await batches(small_server)
     async with calls_to(small_server) as stub:
         with small_server.held(small_server.engine()):

@@ -40,6 +40,7 @@ USE, REFRESH, BYPASS = pb.CACHE_POLICY_USE, pb.CACHE_POLICY_REFRESH, pb.CACHE_PO
 
 @pytest.fixture
 async def stub(server: ServerProcess) -> AsyncIterator[Any]:
+    await eventually(lambda: is_idle(server))
     async with calls_to(server) as stub:
         yield stub
     await eventually(lambda: is_idle(server))

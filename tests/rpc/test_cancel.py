@@ -30,6 +30,7 @@ from tests.waiting import eventually
 
 @pytest.fixture
 async def stub(server: ServerProcess) -> AsyncIterator[Any]:
+    await eventually(lambda: is_idle(server))
     async with calls_to(server) as stub:
         yield stub
         await release(stub, *ready_chunks(await encode(stub)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,9 @@ def test_a_file_that_is_not_there_is_named(server: ServerProcess) -> None:
 def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
     file = tmp_path / "photo.jpg"
     file.write_bytes(photo(112, 84))
-    done = run_encode("--target", "127.0.0.1:9", file)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        done = run_encode("--target", f"127.0.0.1:{taken.getsockname()[1]}", file)
     assert done.returncode == 1
     assert "UNAVAILABLE" in done.stderr
     assert "Traceback" not in done.stderr

@@ -15,6 +15,7 @@ from tests.conftest import StartServer
 from tests.rpc.calls import calls_to, encode
 from tests.rpc.statuses import reason_of, retry_of
 from tests.server_process import START_SECONDS
+from tests.waiting import eventually
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
@@ -29,12 +30,15 @@ async def test_f08_a_watch_follows_the_server_through_its_life(start_server: Sta
             answers = await asyncio.wait_for(asyncio.gather(*(watch.read() for watch in watches)), START_SECONDS)
             return [answer.status for answer in answers] == [status, status]
 
-        assert await seen(NOT_SERVING)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await encode(stub)
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert reason_of(refused.value) == "NOT_READY"
-        assert retry_of(refused.value) is not None
+        # Held, so that its model is not loaded before all this was asked.
+        await eventually(lambda: bool(server.engines()))
+        with server.held(server.engine()):
+            assert await seen(NOT_SERVING)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await encode(stub)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason_of(refused.value) == "NOT_READY"
+            assert retry_of(refused.value) is not None
         assert await seen(SERVING)
         server.engine().kill()
         assert await seen(NOT_SERVING)

@@ -20,6 +20,7 @@ from tests.waiting import eventually
 
 @pytest.fixture
 async def stub(server: ServerProcess) -> AsyncIterator[Any]:
+    await eventually(lambda: is_idle(server))
     async with calls_to(server) as stub:
         yield stub
     await eventually(lambda: is_idle(server))
@@ -78,11 +79,12 @@ async def test_an_expired_lease_reads_nothing_and_frees_its_bytes(stub: Any, ser
 
 
 async def test_a_renewed_lease_outlives_one_that_is_not(stub: Any, server: ServerProcess) -> None:
-    renewed, left = [await one_chunk(stub, lease_ttl={"seconds": 1}) for _ in range(2)]
-    request = pb.RenewRequest(lease_ids=[renewed.leases[0].lease_id], ttl={"seconds": 50})
+    renewed = await one_chunk(stub, lease_ttl={"seconds": 200})
+    request = pb.RenewRequest(lease_ids=[renewed.leases[0].lease_id], ttl={"seconds": 500})
     answer = (await stub.Renew(request)).leases[0]
     assert answer.state == pb.LEASE_STATE_HELD
-    assert 49 < answer.ttl.ToMilliseconds() / 1000 <= 50
+    assert 200_000 < answer.ttl.ToMilliseconds() <= 500_000
+    left = await one_chunk(stub, lease_ttl={"nanos": 200_000_000})
 
     async def the_other_expired() -> bool:
         answer = await stub.Renew(pb.RenewRequest(lease_ids=[right.lease_id for right in renewed.leases]))

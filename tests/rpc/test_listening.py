@@ -30,7 +30,7 @@ from tests.rpc.calls import (
 )
 from tests.rpc.certificates import Certificate, make_authority, make_certificate
 from tests.rpc.statuses import reason_of
-from tests.server_process import ServerProcess
+from tests.server_process import START_SECONDS, ServerProcess
 
 
 async def test_f41_two_servers_on_one_ip_are_two(server: ServerProcess, small_server: ServerProcess) -> None:
@@ -54,7 +54,7 @@ def test_a_port_that_is_taken_is_named(start_server: StartServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start_server(wait=False, listen=f"127.0.0.1:{port}")
-        assert server.process.wait(60) == 2
+        assert server.process.wait(START_SECONDS) == 2
     assert server.stderr.startswith(f"encoder-svc serve: cannot listen on 127.0.0.1:{port}: the port is in use")
     assert "Traceback" not in server.stderr
     assert server.stdout == ""
@@ -62,7 +62,7 @@ def test_a_port_that_is_taken_is_named(start_server: StartServer) -> None:
 
 def test_an_insecure_public_address_is_refused(start_server: StartServer) -> None:
     server = start_server(wait=False, listen="0.0.0.0:0")
-    assert server.process.wait(60) == 2
+    assert server.process.wait(START_SECONDS) == 2
     assert "without TLS" in server.stderr
     assert "--allow-insecure" in server.stderr
     assert "Traceback" not in server.stderr
@@ -79,7 +79,7 @@ def test_a_public_address_is_served_when_asked_for(start_server: StartServer) ->
 
 def test_a_tls_file_that_is_not_there_is_named(start_server: StartServer) -> None:
     server = start_server(wait=False, tls_certificate="/nowhere.pem", tls_key="/nowhere.key")
-    assert server.process.wait(60) == 2
+    assert server.process.wait(START_SECONDS) == 2
     assert server.stderr == "encoder-svc serve: cannot read the TLS file /nowhere.key: No such file or directory\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from math import inf
 
 import grpc.aio
@@ -21,6 +22,8 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 
 async def test_every_metric_tells_what_happened(server: ServerProcess) -> None:
+    await eventually(lambda: is_idle(server))
+    begun = time.monotonic()
     before = await asyncio.to_thread(scrape, server)
     fields = {"cache_policy": pb.CACHE_POLICY_USE, "cache_salt": secrets.token_bytes(16)}
     async with calls_to(server) as stub:
@@ -30,12 +33,17 @@ async def test_every_metric_tells_what_happened(server: ServerProcess) -> None:
         assert len(failures(events)) == 1
         chunks += ready_chunks(events)
 
-        async def the_leases_are_seen() -> bool:
-            return value(await asyncio.to_thread(scrape, server), "leases") == 3
+        async def the_gauges_have_followed() -> bool:
+            nonlocal after
+            after = await asyncio.to_thread(scrape, server)
+            arena = {state: value(after, "arena_bytes", engine="0", state=state) for state in ("leased", "reserved")}
+            left = value(after, "live_requests"), value(after, "batches_in_flight", engine="0"), arena["reserved"]
+            return value(after, "leases") == 3 and arena["leased"] >= 2 * chunks[0].nbytes and not any(left)
 
-        await eventually(the_leases_are_seen)
-        after = await asyncio.to_thread(scrape, server)
+        after: Samples = {}
+        await eventually(the_gauges_have_followed)
         await release(stub, *chunks)
+    elapsed = time.monotonic() - begun
 
     def grew(name: str, **labels: str) -> float:
         return value(after, name, **labels) - value(before, name, **labels)
@@ -45,20 +53,17 @@ async def test_every_metric_tells_what_happened(server: ServerProcess) -> None:
     assert grew("parts_total", state="ready", reason="") == 3
     assert grew("parts_total", state="failed", reason="MEDIA_UNRECOGNIZED") == 1
     assert grew("part_seconds_count", state="ready") == 3
-    assert 0 < grew("part_seconds_sum", state="ready") < 60
+    assert 0 < grew("part_seconds_sum", state="ready") < 3 * elapsed
     assert grew("cache_lookups_total", result="hit") == 1
     assert grew("cache_lookups_total", result="miss") == 1
     assert grew("batch_items_sum") == 2
     assert grew("batch_patches_sum") == 2 * 80, "140 × 112 pixels are 10 × 8 patches"
     for stage, items in {"fetch": 4, "prepare": 2, "batch_wait": 2, "forward": 2, "stage": 2}.items():
         assert grew("stage_seconds_count", stage=stage) == items, stage
-        assert 0 <= grew("stage_seconds_sum", stage=stage) < 60
-    assert value(after, "arena_bytes", engine="0", state="leased") >= 2 * chunks[0].nbytes
-    assert value(after, "arena_bytes", engine="0", state="reserved") == 0
-    assert value(after, "batches_in_flight", engine="0") == 0
-    assert value(after, "live_requests") == value(after, "media_bytes") == 0
+        assert 0 <= grew("stage_seconds_sum", stage=stage) < items * elapsed
+    assert value(after, "media_bytes") == 0
     assert 0 < value(after, "utilization") < 1, "the engine was busy a moment ago"
-    assert 0 <= value(after, "loop_lag_seconds") < 10
+    assert ("loop_lag_seconds", frozenset()) in after
     for process in ("engine", "media worker"):
         assert ("restarts", frozenset({"process": process}.items())) in after
     await eventually(lambda: is_idle(server))
@@ -71,6 +76,7 @@ async def test_every_metric_tells_what_happened(server: ServerProcess) -> None:
 
 
 async def test_refusals_and_lives_are_counted(server: ServerProcess) -> None:
+    await eventually(lambda: is_idle(server))
     async with calls_to(server) as stub:
         with server.held(server.media_worker()):
             before = await asyncio.to_thread(scrape, server)

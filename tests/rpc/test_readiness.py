@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from tests.conftest import servers
+from tests.conftest import StartServer, servers
 from tests.rpc.calls import (
     SECONDS,
     calls_to,
@@ -30,8 +31,8 @@ from tests.waiting import eventually
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
-PREPARE_SECONDS = 3.0
-FORWARD_SECONDS = 6.0
+PREPARE_SECONDS = 5.0
+FORWARD_SECONDS = 8.0
 
 
 @pytest.fixture(scope="module")
@@ -66,32 +67,35 @@ async def sees(watch: Any, status: HealthCheckResponse.ServingStatus) -> None:
 
 
 async def check(server: ServerProcess) -> HealthCheckResponse.ServingStatus:
-    """The health, which must be told at once."""
+    """The health, which is told without a wait for any child."""
     async with server.channel() as channel:
-        answer = await HealthStub(channel).Check(HealthCheckRequest(), timeout=2)
+        answer = await HealthStub(channel).Check(HealthCheckRequest(), timeout=SECONDS)
         status: HealthCheckResponse.ServingStatus = answer.status
         return status
 
 
-async def test_f07_a_busy_engine_is_never_unready(impatient: ServerProcess, watch: Any) -> None:
-    async with calls_to(impatient) as stub:
-        with impatient.held(impatient.engine()):
+async def test_f07_a_busy_engine_is_never_unready(start_server: StartServer) -> None:
+    server = start_server(canary_seconds=1)
+    async with server.channel() as channel, calls_to(server) as stub:
+        watch: Any = HealthStub(channel).Watch(HealthCheckRequest())
+        await sees(watch, SERVING)
+        with server.held(server.engine()):
             call = stub.Encode(encode_request(*map(image, range(3))), timeout=SECONDS)
             await call.read()
 
             async def a_canary_waits_behind_it() -> bool:
-                assert await check(impatient) == SERVING
-                return (await impatient.info()).load.requests == 2
+                assert await check(server) == SERVING
+                return (await server.info()).load.requests == 2
 
             await eventually(a_canary_waits_behind_it)
             for _ in range(20):
-                assert await check(impatient) == SERVING
+                assert await check(server) == SERVING
         events = await events_of(call)
         assert kinds(events).count("ready") == 3
         await release(stub, *ready_chunks(events))
-    # Nothing else was told meanwhile.
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(watch.read(), 0.1)
+        # What is told next is the end: nothing else was told meanwhile.
+        server.process.send_signal(signal.SIGTERM)
+        assert (await watch.read()).status == NOT_SERVING
 
 
 async def test_f08_a_media_worker_that_hangs_is_noticed_without_any_request(
@@ -128,7 +132,7 @@ async def test_f29_an_engine_that_hangs_is_killed_and_its_work_done_again(impati
         # Its next life has run them: each had one end, and it is a good one.
         assert [chunk.part_idx for chunk in ready_chunks(events)] == [0, 1, 2]
         await release(stub, *ready_chunks(events))
-    assert (await impatient.info()).engines[0].restarts == restarts + 1
+    assert (await impatient.info()).engines[0].restarts > restarts
     await sees(watch, NOT_SERVING)
     await sees(watch, SERVING)
 

@@ -17,6 +17,7 @@ from encoder_svc.cli.device import resolve_device
 from encoder_svc.models.registry import open_adapter
 from encoder_svc.settings import Settings
 from tests.conftest import StartServer, servers
+from tests.server_process import START_SECONDS
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def broken_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 def refusal(start_server: StartServer, **settings: object) -> str:
     """What a server that cannot start says. It exits with 2, fast and without a traceback."""
     server = start_server(wait=False, **settings)
-    assert server.process.wait(60) == 2
+    assert server.process.wait(START_SECONDS) == 2
     assert "Traceback" not in server.stderr
     assert server.stderr.startswith("encoder-svc serve: ")
     return server.stderr
@@ -84,7 +85,7 @@ def test_a_device_that_is_not_there_ends_the_start(start_server: StartServer) ->
 def refusal_of_a_child(start_server: StartServer, **settings: object) -> str:
     """As :func:`refusal`, for faults that only a child can find."""
     server = start_server(wait=False, **settings)
-    assert server.process.wait(150) == 2
+    assert server.process.wait(START_SECONDS) == 2
     assert "Traceback" not in server.stderr
     return server.stderr.splitlines()[-1]
 

@@ -23,7 +23,7 @@ from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
-from tests.rpc.calls import END_OF_STREAM, events_of
+from tests.rpc.calls import END_OF_STREAM, SECONDS, events_of
 from tests.rpc.scripted_runtime import ScriptedRuntime
 from tests.rpc.statuses import reason_of, retry_of, status_of
 from tests.waiting import eventually
@@ -84,15 +84,24 @@ async def test_f27_leaving_the_call_abandons_the_request(service: Service) -> No
     await eventually(lambda: service.counted("Encode", "CANCELLED") == 1)
 
 
-async def test_the_callers_deadline_reaches_the_runtime_and_ends_the_call(service: Service) -> None:
-    call = service.stub.Encode(REQUEST, timeout=0.5)
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await events_of(call)
-    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+async def test_the_callers_deadline_reaches_the_runtime(service: Service) -> None:
+    call = service.stub.Encode(REQUEST, timeout=SECONDS)
+    await call.read()
     deadline = service.runtime.commands[0].deadline
     assert deadline is not None
-    # gRPC may count the time that is left a little above the half second that was given.
-    assert 1000.0 < deadline < 1001.0
+    # gRPC may count the time that is left a little above what was given.
+    assert service.runtime.now() < deadline < service.runtime.now() + SECONDS + 1
+    call.cancel()
+
+
+async def test_the_callers_deadline_ends_the_call(service: Service) -> None:
+    # The first limit is long enough for the request to arrive, unless this machine is very busy.
+    for seconds in (0.5, 5.0, 50.0):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await events_of(service.stub.Encode(REQUEST, timeout=seconds))
+        assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        if service.runtime.submitted.is_set():
+            break
     await service.runtime.call.abandoned.wait()
 
 
@@ -178,7 +187,8 @@ async def test_an_upload_goes_to_the_runtime_piece_by_piece(service: Service) ->
     (upload,) = service.runtime.uploads
     assert (upload.total_bytes, service.runtime.pieces) == (5, [b"ab", b"cde"])
     assert (answer.upload_id, answer.sha256) == (upload.id, bytes(32))
-    assert 0 < answer.expiry.ToNanoseconds() / 1e9 - time.time() <= 60
+    # The clock of the day may be set meanwhile.
+    assert 0 < answer.expiry.ToNanoseconds() / 1e9 - time.time() < 61
 
 
 BAD_UPLOADS = {

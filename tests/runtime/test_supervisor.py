@@ -168,7 +168,7 @@ async def test_f29_a_child_that_dies_of_any_signal_is_started_again(start: Start
 
 
 async def test_a_child_that_does_not_become_ready_in_time_is_stopped_and_started_again(start: Start) -> None:
-    child = start("hang", "echo", start_seconds=1.5)
+    child = start("hang", "echo", start_seconds=5.0)
     await eventually(lambda: child.owner.ready == 1)
     assert child.owner.deaths >= 1
 
