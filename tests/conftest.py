@@ -17,7 +17,7 @@ from tests.server_process import ServerProcess
 # deadlines, and no judgement of how fast examples are drawn: the machine may be busy.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeat", settings.get_profile("search"), derandomize=True)
-settings.load_profile("repeat" if os.environ.get("CI") else "search")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("repeat" if os.environ.get("CI") else "search"))
 
 StartServer = Callable[..., ServerProcess]
 """Starts a server: ``start_server(wait=True, **settings)``."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,9 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from tests.ports import free_port
+from tests.server_process import START_SECONDS, STOP_SECONDS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -41,13 +43,6 @@ def blocks(page: str) -> list[Block]:
     return [Block(language, kind, text) for language, kind, text in fence.findall(page)]
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextmanager
 def running(block: Block, folder: Path, environment: dict[str, str], port: int) -> Iterator[None]:
     """Runs a server block until the end of the ``with``, with the gRPC health service as the sign that it serves."""
@@ -61,7 +56,7 @@ def running(block: Block, folder: Path, environment: dict[str, str], port: int) 
             wait_until_serving(port, log)
             yield
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == 0, log.read_text()
+            assert process.wait(timeout=STOP_SECONDS) == 0, log.read_text()
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -71,7 +66,7 @@ def running(block: Block, folder: Path, environment: dict[str, str], port: int) 
 def wait_until_serving(port: int, log: Path) -> None:
     """Follows the health service until it says SERVING. It may not listen yet, so the call waits for a connection."""
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:
-        states = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True, timeout=90)
+        states = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True, timeout=START_SECONDS)
         try:
             for state in states:
                 if state.status == HealthCheckResponse.SERVING:
@@ -89,7 +84,7 @@ def run(block: Block, folder: Path, environment: dict[str, str]) -> str:
         "python": [sys.executable, "-W", "error", "-c", block.text],
     }[block.language]
     result = subprocess.run(
-        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=START_SECONDS, check=False
     )
     assert result.returncode == 0, f"{block.text}\n{result.stdout}\n{result.stderr}"
     return result.stdout

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+DEMONSTRATION_SECONDS = 500.0
+"""Far longer than it takes on a slow machine."""
 
 
 @pytest.mark.slow
@@ -20,7 +22,7 @@ def test_every_prompt_is_answered_right_though_an_encoder_and_a_worker_are_kille
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=DEMONSTRATION_SECONDS,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr

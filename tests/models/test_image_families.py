@@ -52,7 +52,11 @@ def tiled(request: pytest.FixtureRequest, checkpoints: Any) -> SimpleNamespace:
     return SimpleNamespace(adapter=adapter, tower=tower, prepared=prepared, alone=alone)
 
 
-few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def test_f35_media_are_of_different_numbers_of_tiles(tiled: SimpleNamespace) -> None:

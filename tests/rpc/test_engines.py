@@ -120,7 +120,7 @@ async def test_f29_one_engine_serves_while_the_other_is_dead(pair: ServerProcess
 
 
 # Each round waits for two processes that import torch.
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.slow
 async def test_f29_ten_kills_of_engines_under_load(pair: ServerProcess) -> None:
     await eventually(lambda: both_are_ready(pair), START_SECONDS)

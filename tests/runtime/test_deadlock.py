@@ -38,7 +38,7 @@ def play(prompts: list[list[tuple[int, int]]], chance: Random) -> World:
     return world
 
 
-@settings(suppress_health_check=[HealthCheck.filter_too_much], deadline=None, max_examples=150)
+@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], deadline=None, max_examples=150)
 @given(
     prompts=PROMPTS,
     engines=st.integers(1, 2),
@@ -138,7 +138,7 @@ def test_the_last_part_of_the_oldest_prompt_is_measured_whatever_younger_ones_ho
     assert oldest.laid_out == {0, 1, 2, 3}
 
 
-@settings(suppress_health_check=[HealthCheck.filter_too_much], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], deadline=None, max_examples=60)
 @given(prompts=PROMPTS, chance=st.randoms(use_true_random=False))
 def test_everything_ends_with_several_encoders_and_pools(prompts: list[list[tuple[int, int]]], chance: Random) -> None:
     world = play(prompts, chance)
@@ -151,7 +151,7 @@ def test_everything_ends_with_several_encoders_and_pools(prompts: list[list[tupl
     assert all(pool.statistics().used == 0 for pool in world.pools)
 
 
-@settings(suppress_health_check=[HealthCheck.filter_too_much], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], deadline=None, max_examples=60)
 @given(prompts=PROMPTS, chance=st.randoms(use_true_random=False))
 def test_f38_nobody_gives_up_while_two_prompts_at_most_are_under_way(
     prompts: list[list[tuple[int, int]]], chance: Random

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -17,10 +18,14 @@ from typing import Any
 
 import psutil
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 400.0
 """Importing vLLM three times, in as many processes, takes a minute on two free cores."""
 ANSWER_SECONDS = 120.0
+_READY = "Application startup complete"
+"""Its web server says so when it takes requests."""
 SHARED_MEMORY = Path("/dev/shm")
 LEFT_BY_VLLM = "vllm_dist_*"
 """Its tensor-parallel CPU workers, which it kills, leave these behind."""
@@ -53,7 +58,7 @@ class Engine:
     def __init__(
         self, vllm: Path, model: Path, connector: dict[str, Any] | None = None, *options: str, architecture: str = ""
     ) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         arguments = ["--served-model-name=m", f"--port={self.port}", "--host=127.0.0.1", "--dtype=float32",
                      "--max-model-len=4096", "--enforce-eager", *options]  # fmt: skip
         if connector is not None:
@@ -67,31 +72,36 @@ class Engine:
         if architecture:
             arguments += ["--hf-overrides", json.dumps({"architectures": [architecture]})]
         self._left_before = set(SHARED_MEMORY.glob(LEFT_BY_VLLM))
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 # closed in close()
+        self._lines: list[str] = []
+        self._ready = threading.Event()
+        self._ended = False
         self._folder = tempfile.TemporaryDirectory()
         self.process = psutil.Popen(
             [str(vllm), "serve", str(model), *arguments],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
-            cwd=self._folder.name,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            text=True, errors="replace", cwd=self._folder.name,
             env=os.environ | {
                 "PYTHONPATH": str(ROOT / "clients" / "python"), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
                 "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
             },
         )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def log(self) -> str:
         """What it said until now."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        return "".join(self._lines)
 
     def wait_ready(self) -> Engine:
         """Waits until it answers."""
         end = time.monotonic() + START_SECONDS
-        while time.monotonic() < end and self.process.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health"):
+        self._ready.wait(START_SECONDS)
+        while self.process.poll() is None and time.monotonic() < end:
+            # It says so a moment before it listens.
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
                 return self
-            time.sleep(0.2)
+            time.sleep(0.01)
         raise AssertionError(f"vLLM does not serve; it said:\n{self.log[-8000:]}")
 
     def chat(self, content: list[dict[str, Any]], *, port: int = 0, **more: Any) -> dict[str, Any]:
@@ -122,8 +132,9 @@ class Engine:
 
     def close(self) -> None:
         """Ends it, and waits until it and its children are gone. Idempotent."""
-        if self._log.closed:
+        if self._ended:
             return
+        self._ended = True
         family = [self.process, *self.process.children(recursive=True)] if self.process.poll() is None else []
         if family:
             self.process.send_signal(signal.SIGTERM)
@@ -132,15 +143,17 @@ class Engine:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=10)
+        self._reader.join()
+        self.process.stdout.close()
         for file in set(SHARED_MEMORY.glob(LEFT_BY_VLLM)) - self._left_before:
             file.unlink()
         print(f"--- log of vLLM ---\n{self.log[-20000:]}")
-        self._log.close()
         self._folder.cleanup()
 
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
+    def _read(self) -> None:
+        """Keeps what it says, until it and its children have ended."""
+        for line in self.process.stdout:
+            self._lines.append(line)
+            if _READY in line:
+                self._ready.set()
+        self._ready.set()
