@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
@@ -109,6 +110,10 @@ def to_status(error: ServiceError) -> Status:
 
 _Handler = Callable[[Any, Any], Awaitable[Any]]
 
+_DAMAGED = object()
+"""Stands for a message that could not be parsed. What a deserialiser raises gRPC itself would log, with its traces, and
+tell as UNKNOWN."""
+
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic only in the stubs
     """Ends a call with the status of the :class:`ServiceError` that its handler raised, and counts calls by outcome.
@@ -146,8 +151,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         assert inspect.iscoroutinefunction(behaviour), "a generator is not reliably closed: write to the context"
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(
-            self._tell(behaviour, method),
-            request_deserializer=handler.request_deserializer,
+            self._tell(_checking_stream(behaviour) if handler.request_streaming else behaviour, method),
+            request_deserializer=handler.request_deserializer and _tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
@@ -158,7 +163,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         async def handle(request: Any, context: Any) -> Any:
             code = grpc.StatusCode.INTERNAL
             try:
-                response = await behaviour(request, context)
+                response = await behaviour(_undamaged(request), context)
             except asyncio.CancelledError:
                 code = grpc.StatusCode.CANCELLED
                 raise
@@ -183,3 +188,41 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
             return await context.abort_with_status(rpc_status.to_status(status))
 
         return handle
+
+
+def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def deserialise(wire: bytes) -> Any:
+        try:
+            return parse(wire)
+        except DecodeError:
+            return _DAMAGED
+
+    return deserialise
+
+
+def _undamaged(message: Any) -> Any:
+    if message is _DAMAGED:
+        raise ServiceError(
+            Reason.REQUEST_INVALID, "the message is no serialised message of this call's type", field="request"
+        )
+    return message
+
+
+class _CheckedStream:
+    """The messages of a call. No generator: one that is left is not reliably closed."""
+
+    def __init__(self, messages: AsyncIterator[Any]) -> None:
+        self._messages = messages
+
+    def __aiter__(self) -> _CheckedStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        return _undamaged(await anext(self._messages))
+
+
+def _checking_stream(behaviour: _Handler) -> _Handler:
+    async def handle(messages: AsyncIterator[Any], context: Any) -> Any:
+        return await behaviour(_CheckedStream(messages), context)
+
+    return handle

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from epd.encoder.v1.embedding_pb2 import (
     AudioMetadata,
@@ -18,6 +20,7 @@ from epd.encoder.v1.embedding_pb2 import (
     VideoMetadata,
 )
 from epd.encoder.v1.media_pb2 import Modality
+from tests.models.whole_kimi_vl import load_whole_kimi_vl
 
 IMAGE, VIDEO, AUDIO = Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO, Modality.MODALITY_AUDIO
 
@@ -72,7 +75,7 @@ class LanguageCase:
 
     family: str
     whole: str
-    """The class of transformers."""
+    """The class of transformers; empty where it has none, and ``load`` does."""
     media: MakeMedia
     name: str = ""
     type_ids: str | None = None
@@ -80,7 +83,13 @@ class LanguageCase:
     text: str | None = None
     """The prompt, where messages do not make it."""
     bfloat16: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
+    load: Callable[[Path, torch.dtype], Any] | None = None
+
+    def load_whole(self, checkpoint: Path, dtype: torch.dtype) -> Any:
+        """The whole model, in evaluation mode."""
+        if self.load is not None:
+            return self.load(checkpoint, dtype)
+        return getattr(transformers, self.whole).from_pretrained(checkpoint, dtype=dtype).eval()
 
     @property
     def title(self) -> str:
@@ -440,6 +449,7 @@ CASES: tuple[LanguageCase, ...] = (
         "Kimi_K25ForConditionalGeneration",
         both(moon_images((1, 4, 6), (1, 6, 4)), moon_video((4, 4, 4), (3, 4, 4))),
     ),
+    LanguageCase("kimi_vl", "", moon_images((1, 4, 6), (1, 6, 4)), load=load_whole_kimi_vl),
     LanguageCase(
         "minicpmv4_6",
         "MiniCPMV4_6ForConditionalGeneration",

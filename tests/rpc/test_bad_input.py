@@ -145,3 +145,19 @@ async def test_f21_no_answer_repeats_media_or_tells_of_our_insides(stub: Any) ->
         said = failed.SerializeToString()
         for word in (b"SECRET", b"Traceback", b"Error(", b"/work", b"encoder_svc", b"0x"):
             assert word not in said
+
+
+METHODS = list(pb.DESCRIPTOR.services_by_name["EncoderService"].methods)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+async def test_a_damaged_message_is_refused_like_a_wrong_one(stub: Any, server: ServerProcess, method: Any) -> None:
+    logged = len(server.stderr)
+    async with server.channel() as channel:
+        for damaged in (b"\xff\xff", b"\x0a\x02\xff\xfe\x0b", b"\x0b" * 10_000):
+            call: Any = channel.stream_stream(f"/{method.containing_service.full_name}/{method.name}", None, None)
+            with pytest.raises(grpc.aio.AioRpcError, match="no serialised|not a serialised") as refused:
+                await call(iter([damaged]), timeout=SECONDS).read()
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert reason_of(refused.value) == "REQUEST_INVALID"
+    assert "Traceback" not in server.stderr[logged:]

@@ -25,6 +25,7 @@ from epd.encoder.v1.media_pb2 import (
 )
 from tests.media.videos import Clip, png
 from tests.models.family_cases import FamilyCase, Medium, Prepared
+from tests.models.whole_kimi_vl import load_whole_kimi_vl
 from tests.photograph import photo
 
 IMAGE = Modality.MODALITY_IMAGE
@@ -80,32 +81,6 @@ def load(checkpoint: Path) -> Any:
 
     (architecture,) = FAMILIES[checkpoint.name].architectures
     return getattr(transformers, architecture).from_pretrained(checkpoint, dtype=torch.float32).eval()
-
-
-def load_kimi_vl(checkpoint: Path) -> Any:
-    """Kimi K2.5's model with the weights of a Kimi-VL, whose tower is the same for one frame."""
-    from transformers import Kimi_K25Config
-    from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25Model
-
-    from encoder_svc.models.checkpoint import open_checkpoint
-    from encoder_svc.models.weights import TowerWeights, build_towers, read_towers
-
-    opened = open_checkpoint(checkpoint)
-    vision = opened.config["vision_config"]
-    for side in ("height", "width"):
-        vision[f"pos_emb_{side}"] = vision[f"init_pos_emb_{side}"]
-    config = Kimi_K25Config(
-        text_config=opened.config["text_config"],
-        vision_config={**vision, "model_type": "kimi_k25_vision"},
-        projection_hidden_size=vision["hidden_size"],
-    )
-    weights = read_towers(opened, FAMILIES["kimi_vl"].prefixes, torch.float32, lambda _step, _fraction: None)
-    places = {"linear_1": "proj.0", "linear_2": "proj.2", "pre_norm": "pre_norm"}
-    state = dict(weights.state)
-    for name in [name for name in state if name.startswith("multi_modal_projector.")]:
-        _, layer, kind = name.split(".")
-        state[f"mm_projector.{places[layer]}.{kind}"] = state.pop(name)
-    return build_towers(Kimi_K25Model, config, TowerWeights(state, weights.tensors, weights.files), torch.float32)
 
 
 def processed(checkpoint: Path, medium: Medium, processor: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,7 +225,7 @@ CASES = (
     ),
     FamilyCase("glm46v", _and_videos(media, VideoOptions(max_pixels=4000)), load, patch_rows),
     FamilyCase("kimi_k25", _and_videos(media, *_SAMPLED), load, patch_rows),
-    FamilyCase("kimi_vl", media, load_kimi_vl, patch_rows),
+    FamilyCase("kimi_vl", media, load_whole_kimi_vl, patch_rows),
     _tokens("siglip", "SiglipImageProcessor", lambda model, pixels: model.vision_model(pixels)),
     _tokens("clip", "CLIPImageProcessor", lambda model, pixels: model.vision_model(pixels)),
     _tokens("dinov2", "BitImageProcessor", lambda model, pixels: model(pixels)),
