@@ -19,6 +19,9 @@ from encoder_svc.media.sound_tracks import open_track
 SAMPLING_RATES = range(1_000, 768_001)
 """Hertz. Beyond them a header is damaged, or means to make a little file large."""
 
+LOUDEST = 1e15
+"""Of a sample, where 1 is full scale: the power of a window of louder ones is infinite in float32."""
+
 
 class AudioFileProbe:
     """A sound file, or the sound track of a video file, whose header was read.
@@ -85,7 +88,8 @@ class AudioFileProbe:
         position = kept = 0
         for block in self._track.blocks():
             begin = max(0, self._start - position)
-            part = block[begin : None if self._end is None else self._end - position].mean(axis=1)
+            with np.errstate(invalid="ignore", over="ignore"):  # what comes of it is refused below
+                part = block[begin : None if self._end is None else self._end - position].mean(axis=1)
             position += len(block)
             if len(part):
                 parts.append(part)
@@ -102,8 +106,12 @@ class AudioFileProbe:
                 field="audio.start_seconds",
             )
         samples = np.concatenate(parts)
-        if not np.isfinite(samples).all():
-            raise ServiceError(Reason.MEDIA_CORRUPT, "the sound holds NaN or infinity; save it again")
+        # A comparison with NaN is false.
+        if not (samples.min() > -LOUDEST and samples.max() < LOUDEST):
+            raise ServiceError(
+                Reason.MEDIA_CORRUPT,
+                "the sound holds NaN, infinity, or samples far beyond full scale; save it with samples from -1 to 1",
+            )
         return samples
 
     def _check_length(self, frames: int) -> None:

@@ -25,6 +25,9 @@ from tests.media.sounds import (
 )
 
 RATES = (8_000, 16_000, 22_050, 44_100, 48_000)
+WIDTHS = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT")
+LENGTHS = dict.fromkeys(WIDTHS, (0.01, 30.01)) | {"PCM_16": (0.01, 29.99, 30.01, 95.0)}
+"""Seconds: less than a frame, both sides of Whisper's window of 30 s, and several windows."""
 HOUR = 3600.0
 
 
@@ -39,19 +42,26 @@ def reason_of(make: Callable[[], object]) -> Reason:
     return caught.value.reason
 
 
+@pytest.mark.parametrize("channels", [1, 6])
 @pytest.mark.parametrize("rate", RATES)
-def test_f34_samples_are_the_references_at_every_rate_and_width(rate: int, tmp_path: Path) -> None:
+def test_f34_samples_are_the_references_at_every_rate_width_and_length(
+    rate: int, channels: int, tmp_path: Path
+) -> None:
     from transformers.audio_utils import load_audio
 
-    for channels in (1, 6):
-        for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT"):
-            file = tmp_path / f"{channels}-{subtype}.wav"
-            file.write_bytes(plain(tones(0.31, rate, channels), rate, subtype=subtype))
+    longest = tones(95.0, rate, channels)
+    file = tmp_path / "sound.wav"
+    for subtype in WIDTHS:
+        for seconds in LENGTHS[subtype]:
+            file.write_bytes(plain(longest[: round(seconds * rate)], rate, subtype=subtype))
             probe = AudioFileProbe(file.read_bytes(), HOUR)
             assert (probe.source_sampling_rate, probe.source_channels) == (rate, channels)
             samples = probe.waveform(16_000)
             assert samples.dtype == torch.float32
+            assert len(samples) == -(-round(seconds * rate) * 16_000 // rate)
             np.testing.assert_array_equal(samples.numpy(), load_audio(str(file), 16_000, backend="soundfile"))
+        empty = plain(longest[:0], rate, subtype=subtype)
+        assert reason_of(partial(waveform, empty)) is Reason.MEDIA_EMPTY
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -63,12 +73,6 @@ def test_f34_a_tone_keeps_its_pitch_and_length(rate: int) -> None:
     assert len(samples) == seconds * 16_000
     spectrum = torch.fft.rfft(samples * torch.hann_window(len(samples))).abs()
     assert int(spectrum.argmax()) / seconds == pytest.approx(1234.0, abs=0.5)
-
-
-@pytest.mark.parametrize("seconds", [0.01, 29.99, 30.01, 95.0])
-def test_length_is_kept(seconds: float) -> None:
-    for rate in (8_000, 44_100):
-        assert len(waveform(plain(tones(seconds, rate), rate))) == round(seconds * 16_000)
 
 
 FORMATS: dict[str, tuple[Callable[[Waves], bytes], int]] = {
@@ -123,12 +127,16 @@ def test_a_part_is_the_part_of_the_whole() -> None:
 
 def test_what_is_no_sound_is_refused() -> None:
     nothing = plain(tones(0.0, 8_000), 8_000)
-    loud = plain(np.array([[np.nan]] * 100, np.float32), 8_000, subtype="FLOAT")
+    broken = [
+        plain(np.array([[value], [0.1]] * 100, np.float32), 8_000, subtype="FLOAT")
+        for value in (np.nan, np.inf, -np.inf, 3e38)
+    ]
     wav = plain(tones(0.1, 8_000), 8_000)
     hasty = wav[:24] + (900_000).to_bytes(4, "little") + wav[28:]
     for data, reason in (
         (nothing, Reason.MEDIA_EMPTY),
-        (loud, Reason.MEDIA_CORRUPT),
+        *((data, Reason.MEDIA_CORRUPT) for data in broken),
+        (plain(np.array([[3e38, 3e38]], np.float32), 8_000, subtype="FLOAT"), Reason.MEDIA_CORRUPT),
         (hasty, Reason.MEDIA_UNSUPPORTED),
         (silent_movie(), Reason.MEDIA_UNSUPPORTED),
         (b"\x89PNG\r\n\x1a\n" + bytes(100), Reason.MEDIA_UNRECOGNIZED),

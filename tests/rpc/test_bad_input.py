@@ -156,7 +156,7 @@ async def test_a_damaged_message_is_refused_like_a_wrong_one(stub: Any, server: 
     async with server.channel() as channel:
         for damaged in (b"\xff\xff", b"\x0a\x02\xff\xfe\x0b", b"\x0b" * 10_000):
             call: Any = channel.stream_stream(f"/{method.containing_service.full_name}/{method.name}", None, None)
-            with pytest.raises(grpc.aio.AioRpcError, match="no serialised|not a serialised") as refused:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"no serialised|not a serialised") as refused:
                 await call(iter([damaged]), timeout=SECONDS).read()
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert reason_of(refused.value) == "REQUEST_INVALID"
