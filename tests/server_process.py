@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,8 @@ class ServerProcess:
         """Holds a child where it is, until the block ends: whatever it does takes as long as the test wants."""
         child.suspend()
         try:
+            while not _is_held(child.pid):
+                time.sleep(0.001)
             yield
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -220,6 +223,14 @@ def named_memory(pid: int) -> set[Path]:
     except OSError:
         return set()
     return {Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if SHARED_MEMORY in line}
+
+
+def _is_held(pid: int) -> bool:
+    """Every thread of it has stopped, or it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        states = [task.read_text().rpartition(") ")[2][0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return set(states) <= set("TtZX")
+    return not Path(f"/proc/{pid}").exists()
 
 
 def _option(name: str, value: Any) -> list[str]:
