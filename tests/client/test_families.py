@@ -19,6 +19,7 @@ from epd.encoder.v1.media_pb2 import Modality
 from tests.client.language_cases import CASES, LanguageCase, Media
 
 NEW_TOKENS = 6
+BFLOAT16_TOLERANCE = 8e-2
 KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_VIDEO: "video", Modality.MODALITY_AUDIO: "audio"}
 
 
@@ -50,6 +51,7 @@ class Compared:
         return [part.rows.to(self.dtype) for part in self.media.parts]
 
     def whole_answer(self) -> tuple[list[int], torch.Tensor]:
+        """Its tokens, and the logits of each, shape (tokens, vocabulary)."""
         arguments: dict[str, Any] = {
             name: value.to(self.dtype) if value.is_floating_point() and "second" not in name else value
             for name, value in self.media.arguments.items()
@@ -66,7 +68,7 @@ class Compared:
                 self.whole, **arguments, do_sample=False, max_new_tokens=NEW_TOKENS,
                 return_dict_in_generate=True, output_logits=True,
             )  # fmt: skip
-        return answer.sequences[0, self.prompt.input_ids.shape[1] :].tolist(), answer.logits[0][0].float()
+        return answer.sequences[0, self.prompt.input_ids.shape[1] :].tolist(), torch.cat(answer.logits).float()
 
     def answer(self, rows: list[torch.Tensor]) -> tuple[list[int], torch.Tensor]:
         answer = self.language.generate(self.prompt, rows, max_new_tokens=NEW_TOKENS, first_logits=True)
@@ -95,7 +97,7 @@ def compared(request: pytest.FixtureRequest, checkpoints: Path) -> Compared:
 def test_tokens_and_logits_equal_the_whole_models(compared: Compared) -> None:
     tokens, logits = compared.whole_answer()
     mine, my_logits = compared.answer(compared.rows)
-    torch.testing.assert_close(my_logits, logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(my_logits, logits[0], atol=1e-4, rtol=0)
     assert mine == tokens
 
 
@@ -138,8 +140,12 @@ def test_bfloat16_gives_the_whole_models_tokens(case: LanguageCase, checkpoints:
     compared = Compared.load(case, checkpoint_of(case.family, checkpoints), torch.bfloat16)
     tokens, logits = compared.whole_answer()
     mine, my_logits = compared.answer(compared.rows)
-    torch.testing.assert_close(my_logits, logits, atol=8e-2, rtol=0)
-    assert mine == tokens
+    torch.testing.assert_close(my_logits, logits[0], atol=BFLOAT16_TOLERANCE, rtol=0)
+    # Where the best two are nearer to each other than that, either may win, as this processor rounds.
+    best, second = logits.topk(2).values.unbind(1)
+    near = (best - second <= 2 * BFLOAT16_TOLERANCE).tolist()
+    certain = near.index(True) if True in near else len(near)
+    assert mine[:certain] == tokens[:certain]
 
 
 def test_every_family_with_a_language_side_is_compared() -> None:
