@@ -143,10 +143,9 @@ async def test_f41_two_addresses_of_one_server_are_one_encoder(pair: list[Server
 
 
 async def test_an_encoder_that_is_killed_costs_no_prompt(
-    start_server: StartServer, expected: list[npt.NDArray[np.float32]]
+    pair: list[ServerProcess], start_server: StartServer, expected: list[npt.NDArray[np.float32]]
 ) -> None:
-    started = [start_server(wait=False), start_server(wait=False)]
-    victim, survivor = [server.wait_ready() for server in started]
+    victim, survivor = start_server(), pair[0]
     async with fleet_of([victim, survivor]) as fleet:
 
         async def prompt(number: int) -> None:
@@ -193,13 +192,12 @@ async def test_a_read_through_the_call_survives_the_encoder(
 
 
 async def test_an_encoder_that_drains_ends_what_it_has_and_gets_nothing_new(
-    start_server: StartServer, expected: list[npt.NDArray[np.float32]]
+    pair: list[ServerProcess], start_server: StartServer, expected: list[npt.NDArray[np.float32]]
 ) -> None:
-    started = [start_server(wait=False, drain_seconds=60), start_server(wait=False)]
-    leaving, staying = [server.wait_ready() for server in started]
+    leaving, staying = start_server(drain_seconds=START_SECONDS), pair[0]
     async with fleet_of([leaving, staying]) as fleet:
         with leaving.held(leaving.engine()):
-            async with fleet.encode(ITEMS, timeout=TIMEOUT) as call:
+            async with fleet.encode(ITEMS, timeout=TIMEOUT, cache_policy=CachePolicy.CACHE_POLICY_BYPASS) as call:
                 results = call.results()
                 await layouts_of(results, len(ITEMS))
                 leaving.process.send_signal(signal.SIGTERM)

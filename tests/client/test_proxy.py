@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import ClientSession, web
 
 from encoder_client import EncoderClient, image, item_content_key
@@ -24,6 +25,9 @@ from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from tests.photograph import photo
 from tests.server_process import START_SECONDS, ServerProcess
 from tests.waiting import eventually
+
+# One loop for all, and with it one proxy.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PHOTO = photo(140, 112)
 TIMEOUT = START_SECONDS
@@ -53,6 +57,13 @@ class Upstream:
     """The second piece of a stream comes after it."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """The caller of a stream has left."""
+
+    def forget(self) -> None:
+        """What was sent until now."""
+        self.bodies.clear()
+        self.paths.clear()
+        self.go_on.clear()
+        self.left.clear()
 
 
 @asynccontextmanager
@@ -124,10 +135,17 @@ class Line:
             return answer.status, await answer.json()
 
 
-@pytest.fixture
-async def line(server: ServerProcess) -> AsyncIterator[Line]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_line(server: ServerProcess) -> AsyncIterator[Line]:
     async with upstream() as vllm, proxy(server.target, vllm.url) as address, ClientSession() as session:
         yield Line(session, address, vllm)
+
+
+@pytest.fixture
+def line(shared_line: Line) -> Line:
+    """As if nobody had sent anything."""
+    shared_line.vllm.forget()
+    return shared_line
 
 
 async def test_media_become_keys_and_grids(server: ServerProcess, line: Line) -> None:
@@ -236,7 +254,7 @@ async def test_without_vllm(server: ServerProcess) -> None:
     assert await status_of(server.target, "http://127.0.0.1:1") == 502
 
 
-def test_the_caller_s_request_stays_as_it_was() -> None:
+async def test_the_caller_s_request_stays_as_it_was() -> None:
     body = chat(address(PHOTO))
     before = json.loads(json.dumps(body))
     chunk = EmbeddingChunk(content_key=bytes(32), grid_dim=[1, 8, 10])

@@ -239,9 +239,8 @@ def test_the_last_reference_ends_the_thread(pair: list[ServerProcess]) -> None:
     assert not thread.is_alive()
 
 
-def test_an_encoder_that_is_killed_costs_no_prompt(start_server: StartServer) -> None:
-    started = [start_server(wait=False), start_server(wait=False)]
-    victim, survivor = [server.wait_ready() for server in started]
+def test_an_encoder_that_is_killed_costs_no_prompt(pair: list[ServerProcess], start_server: StartServer) -> None:
+    victim, survivor = start_server(), pair[0]
     with client_of(victim, survivor, most_parts=400) as client:
         for number in range(12):
             client.submit(ITEMS, prompt_id=f"{number}", timeout=TIMEOUT, cache_policy=BYPASS)
