@@ -10,13 +10,14 @@ import numpy as np
 import zmq
 
 from encoder_client.pool.embedding_pool import Slot
+from encoder_client.transports.mapped_arena import MappedArena
 from encoder_client.transports.mooncake import MooncakeReader
-from encoder_svc.bench.transport_peer import PIECE_BYTES, RAW_METHOD, SLOTS_BYTES, TransportPeer
-from encoder_svc.shared_memory import SharedMemory
+from encoder_svc.bench.transport_peer import PIECE_BYTES, RAW_METHOD, TransportPeer
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 RawRead = Callable[[EmbeddingChunk, Slot], Awaitable[float]]
 """Moves as many bytes as a chunk has into a slot, checks nothing, and tells the seconds that it took."""
+OPEN_SECONDS = 5.0
 
 
 class RawLoops:
@@ -37,19 +38,16 @@ class RawLoops:
         self._stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             RAW_METHOD, request_serializer=None, response_deserializer=None
         )
-        # Of the same kind as the arena, too: small pages of anonymous shared memory.
-        memory = SharedMemory.create("bench", SLOTS_BYTES)
-        self._source = memory.array(0, SLOTS_BYTES)
-        self._source[:] = 1
-        self._position = 0
+        self._arena: MappedArena | None = None
 
     async def memcpy(self, chunk: EmbeddingChunk, slot: Slot) -> float:
-        """A copy from memory of this process that is as cold as the arena."""
-        if self._position + chunk.nbytes > len(self._source):
-            self._position = 0
-        source = self._source[self._position : self._position + chunk.nbytes]
-        self._position += chunk.nbytes
-        target = np.frombuffer(slot.view, np.uint8)
+        """A copy out of the arena, mapped once more: no other memory is as cold, and lies in pages of the same kind."""
+        place = next(locator.shared_memory for locator in chunk.locators if locator.HasField("shared_memory"))
+        if self._arena is None:
+            self._arena = MappedArena.open(place.socket_path, chunk.encoder.engine_boot_id, OPEN_SECONDS)
+            self._arena.populate()
+        source = self._arena.payload(chunk, place.slot_offset)
+        target = np.frombuffer(slot.memory, np.uint8, chunk.nbytes)
         begun = perf_counter()
         np.copyto(target, source)
         return perf_counter() - begun
@@ -91,6 +89,8 @@ class RawLoops:
 
     async def close(self) -> None:
         """Closes what it holds."""
+        if self._arena is not None:
+            self._arena.close()
         self._socket.close()
         self._context.term()
         await self._channel.close(None)

@@ -12,7 +12,7 @@ from time import perf_counter
 import grpc
 
 from encoder_client import EmbeddingPool
-from encoder_client.checksums import RunningChecksum
+from encoder_client.checksums import UNCHECKED, RunningChecksum
 from encoder_client.in_place import InPlaceReads
 from encoder_client.pool.embedding_pool import Slot
 from encoder_client.stub import EncoderStub
@@ -38,9 +38,10 @@ from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 
 IN_PLACE = "shared_memory_in_place"
 READ_SECONDS = 60.0
-BATCH_BYTES = 64 << 20
-"""That one side moves before the other takes its turn, but no more reads than :data:`BATCH_READS`."""
-BATCH_READS = 16
+BATCH_READS = 8
+"""Before the other side takes its turn: few, so that a neighbour who takes a core for a while takes it from both."""
+BATCH_BYTES = 192 << 20
+"""That one side moves at most before the other takes its turn."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +169,10 @@ class _Turns:
         self._raw_seconds: list[list[float]] = [[] for _ in raw]
 
     async def take(self) -> None:
-        reads = min(BATCH_READS, max(3, BATCH_BYTES // self._slots.nbytes))
+        moved = max(1, BATCH_BYTES // self._slots.nbytes)
         for read, seconds in zip((self._read, *self._raw), (self._seconds, *self._raw_seconds), strict=True):
+            in_place = read == self._read and isinstance(self._reader, _InPlace)
+            reads = BATCH_READS if in_place else min(BATCH_READS, moved)
             # The engine of Mooncake is set up by its first read.
             taken = [await read(self._next(), self._slot) for _ in range(reads)]
             if self._warm:
@@ -199,7 +202,7 @@ class _Turns:
         reader = self._reader
         locator = next(place for place in chunk.locators if place.WhichOneof("location") == reader.name)
         begun = perf_counter()
-        checksum = RunningChecksum(chunk.checksum)
+        checksum = RunningChecksum(chunk.checksum) if reader.needs_checksum else UNCHECKED
         await reader.read(chunk, locator, chunk.leases[0], slot, checksum, READ_SECONDS)
         good = not reader.needs_checksum or checksum.matches(slot.view[: chunk.nbytes])
         seconds = perf_counter() - begun

@@ -45,23 +45,22 @@ class RunningChecksum:
                 )
         self._summed = 0
 
-    def take(self, payload: memoryview, offset: int, length: int) -> None:
+    def take(self, piece: memoryview, offset: int) -> None:
         """A piece has come. It is summed now if all before it has been.
 
         Args:
-            payload: all of it, bytes.
-            offset: where the piece begins.
-            length: of the piece.
+            piece: its bytes, shape (length,).
+            offset: where it begins in the payload.
         """
         if self._sums is not None and offset == self._summed:
-            self._summed += length
-            self._sums.update(payload[offset : self._summed])
+            self._summed += len(piece)
+            self._sums.update(piece)
 
     def matches(self, payload: memoryview) -> bool:
         """The payload, all of which has come, is the one that was summed by the encoder."""
         if self._sums is None:
             return True
-        self.take(payload, self._summed, len(payload) - self._summed)
+        self.take(payload[self._summed :], self._summed)
         return self._sums.value() == self._value
 
 
@@ -86,3 +85,7 @@ class _Crc32c:
 
     def value(self) -> int:
         return self._value
+
+
+UNCHECKED = RunningChecksum(Checksum())
+"""For what needs no checksum; has no state, so all such reads share it."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from encoder_client import chunk_checks
-from encoder_client.checksums import RunningChecksum
+from encoder_client.checksums import UNCHECKED, RunningChecksum
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderError, ReadError
 from encoder_client.pool.embedding_pool import Slot
@@ -99,7 +99,7 @@ class ChunkReader:
         for number, (reader, locator) in enumerate(tries, start=1):
             left = max(end - monotonic(), 0.0)
             try:
-                checksum = RunningChecksum(chunk.checksum)
+                checksum = RunningChecksum(chunk.checksum) if reader.needs_checksum else UNCHECKED
                 await reader.read(chunk, locator, lease, slot, checksum, left if number == len(tries) else left / 2)
             except SlotClosedError:
                 raise ReadError(f"the encoder does not hold part {chunk.part_idx} any more; ask for it again") from None

@@ -51,8 +51,9 @@ class InlineReader:
                 end = position + len(data)
                 if end > chunk.nbytes:
                     raise TransportError(f"more than {chunk.nbytes} bytes came")
+                # Before the copy: what gRPC has just put together is in the processor's cache.
+                checksum.take(data, position)
                 target[position:end] = data
-                checksum.take(target, position, len(data))
                 position = end
         except ValueError as error:
             raise TransportError(str(error)) from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports import SlotClosedError, TransportError
@@ -19,6 +20,7 @@ from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 _HOST_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MADV_POPULATE_READ = 22  # linux/mman.h, since 5.14; on an older kernel nothing happens
+_CLOSED = "the slot is not open any more"
 
 
 def host_boot_id() -> str:
@@ -96,12 +98,26 @@ class MappedArena:
             SlotClosedError: it is closed, or the place is used for another slot.
         """
         if not slot_header.is_open(self._view, slot_offset, chunk.generation, chunk.nbytes, chunk.slot_key):
-            raise SlotClosedError("the slot is not open any more")
+            raise SlotClosedError(_CLOSED)
+
+    def recheck(self, chunk: EmbeddingChunk, slot_offset: int) -> None:
+        """Checks that nothing has changed in a slot since :meth:`check`: its generation is zeroed before anything does.
+
+        Raises:
+            SlotClosedError: it was closed meanwhile.
+        """
+        if slot_header.read_generation(self._view, slot_offset) != chunk.generation:
+            raise SlotClosedError(_CLOSED)
+
+    def payload(self, chunk: EmbeddingChunk, slot_offset: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a slot that was checked, shape (nbytes,): the encoder's own, for reading only."""
+        start = slot_offset + slot_header.SIZE
+        return self._bytes[start : start + chunk.nbytes]
 
     def copy(self, chunk: EmbeddingChunk, slot_offset: int, slot: Slot) -> None:
         """Copies a payload that was checked; others run meanwhile."""
-        start = slot_offset + slot_header.SIZE
-        np.copyto(np.frombuffer(slot.view, np.uint8, chunk.nbytes), self._bytes[start : start + chunk.nbytes])
+        # NumPy's copy lets go of the interpreter, a memoryview's does not.
+        np.copyto(np.frombuffer(slot.memory, np.uint8, chunk.nbytes), self.payload(chunk, slot_offset))
 
     def map_slot(self, chunk: EmbeddingChunk, slot_offset: int) -> Slot:
         """Maps a payload that was checked, without a copy: a page that is written becomes this process's own.

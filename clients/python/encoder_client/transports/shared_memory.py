@@ -45,15 +45,15 @@ class SharedMemoryReader:
         timeout: float,
     ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
-        place = locator.shared_memory
-        arena = await self.arena(chunk, locator, timeout)
-        arena.check(chunk, place.slot_offset)
+        slot_offset = locator.shared_memory.slot_offset
+        arena = self._mapped(chunk) or await self.arena(chunk, locator, timeout)
+        arena.check(chunk, slot_offset)
         if chunk.nbytes <= COPIED_AT_ONCE:
-            arena.copy(chunk, place.slot_offset, slot)
+            arena.copy(chunk, slot_offset, slot)
         else:
             # If this is cancelled meanwhile, the thread holds the slot until it has done with it.
-            await asyncio.get_running_loop().run_in_executor(None, arena.copy, chunk, place.slot_offset, slot)
-        arena.check(chunk, place.slot_offset)
+            await asyncio.get_running_loop().run_in_executor(None, arena.copy, chunk, slot_offset, slot)
+        arena.recheck(chunk, slot_offset)
 
     async def arena(self, chunk: EmbeddingChunk, locator: Locator, timeout: float) -> MappedArena:
         """The arena that a chunk's slot is in, mapped.
@@ -61,11 +61,10 @@ class SharedMemoryReader:
         Raises:
             TransportError: it cannot be had.
         """
-        boot_id = chunk.encoder.engine_boot_id
-        arena = self._arenas.get(boot_id)
+        arena = self._mapped(chunk)
         if arena is not None:
-            self._arenas.move_to_end(boot_id)
             return arena
+        boot_id = chunk.encoder.engine_boot_id
         opening = self._openings.get(boot_id)
         if opening is None:
             opening = asyncio.create_task(self._open(boot_id, locator.shared_memory.socket_path, timeout))
@@ -73,6 +72,13 @@ class SharedMemoryReader:
             opening.add_done_callback(partial(self._opened, boot_id))
         # Others may wait for it too: whoever is cancelled leaves it to them.
         return await asyncio.shield(opening)
+
+    def _mapped(self, chunk: EmbeddingChunk) -> MappedArena | None:
+        boot_id = chunk.encoder.engine_boot_id
+        arena = self._arenas.get(boot_id)
+        if arena is not None:
+            self._arenas.move_to_end(boot_id)
+        return arena
 
     async def _open(self, boot_id: str, path: str, timeout: float) -> MappedArena:
         return await asyncio.to_thread(MappedArena.open, path, boot_id, timeout)

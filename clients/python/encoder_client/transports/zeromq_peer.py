@@ -104,6 +104,7 @@ class ZeroMqPeer:
         read = _Read(chunk, slot_offset, slot, checksum, self._loop.create_future())
         self._waiting.append(read)
         self._ask()
+        self._schedule()
         try:
             async with asyncio.timeout(timeout):
                 await read.ended
@@ -142,10 +143,9 @@ class ZeroMqPeer:
                 _fail(read, TransportError(f"the encoder cannot be asked: {error.strerror}"))
                 continue
             self._under_way[self._number] = _Piece(read, offset, length)
-        # ZeroMQ's descriptor signals edges: what came in while we sent would otherwise never be seen.
-        self._schedule()
 
     def _schedule(self) -> None:
+        """Looks soon. ZeroMQ's descriptor signals edges: what came in while we sent would otherwise never be seen."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._readable)
@@ -153,13 +153,9 @@ class ZeroMqPeer:
     def _readable(self) -> None:
         self._scheduled = False
         for _ in range(_MESSAGES_AT_ONCE):
-            if self.failed:
+            if self.failed or not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 return
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._take(parse_answer(frame))
+            self._take(parse_answer(self._socket.recv()))
             while self._socket.rcvmore:  # of nobody, or more than belongs to it
                 self._socket.recv()
             self._ask()
@@ -179,12 +175,13 @@ class ZeroMqPeer:
         elif not self._socket.rcvmore:
             _fail(read, TransportError("an answer came without its bytes"))
         else:
-            came = self._socket.recv_into(read.view[piece.offset : piece.offset + piece.length])
+            place = read.view[piece.offset : piece.offset + piece.length]
+            came = self._socket.recv_into(place)
             if came != piece.length or self._socket.rcvmore:
                 _fail(read, TransportError(f"{came} bytes came where {piece.length} were asked for"))
                 return
             read.came += came
-            read.checksum.take(read.view, piece.offset, came)
+            read.checksum.take(place, piece.offset)
             if read.came == read.chunk.nbytes:
                 read.ended.set_result(None)
 
@@ -196,6 +193,7 @@ class ZeroMqPeer:
         read.view.release()
         if not self.failed:
             self._ask()
+            self._schedule()
 
     def _look_after(self) -> None:
         """The connection is lost, or was never made. What is asked by it is not worth waiting for."""
