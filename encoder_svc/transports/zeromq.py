@@ -17,6 +17,7 @@ from zmq.utils import z85
 
 from encoder_svc.shared_memory import SharedMemory
 from encoder_svc.transports import TransportUnavailableError
+from encoder_svc.transports.zeromq_peers import EVENTS, ZeroMqPeers
 from epd import slot_header
 from epd.encoder.v1.embedding_pb2 import Locator, ZeroMqLocator
 from epd.zeromq_reads import (
@@ -45,30 +46,35 @@ class ZeroMqServer(threading.Thread):
 
     Args:
         socket: a bound ROUTER, which belongs to this thread from now on.
+        peers: bounds its connections.
         arena: what is read.
         find: where its slots are.
         locator: see :class:`~encoder_svc.transports.TransportServer`.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], arena: SharedMemory, find: FindSlot, locator: Locator) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], peers: ZeroMqPeers, arena: SharedMemory, find: FindSlot, locator: Locator
+    ) -> None:
         super().__init__(name="zeromq", daemon=True)
         self.locator = locator
         self._socket = socket
+        self._peers = peers
         self._arena = arena
         self._find = find
 
     def run(self) -> None:
         """The thread."""
         while True:
-            peer, *frames = self._socket.recv_multipart()
-            request = parse_request(frames[0]) if len(frames) == 1 else None
+            peer, *frames = self._socket.recv_multipart(copy=False)
+            request = parse_request(frames[0].bytes) if len(frames) == 1 else None
             if request is not None:
-                self._answer(peer, request)
+                self._answer(peer, int(frames[0].get(zmq.SRCFD)), request)
 
-    def _answer(self, peer: bytes, request: Request) -> None:
+    def _answer(self, peer: zmq.Frame, descriptor: int, request: Request) -> None:
         state, piece = self._look_up(request)
-        frames: list[bytes | memoryview] = [peer, write_answer(request, state)]
+        frames: list[zmq.Frame | bytes | memoryview] = [peer, write_answer(request, state)]
         if piece is not None:
+            self._peers.has_read(descriptor)
             frames.append(piece)
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
@@ -116,22 +122,27 @@ def serve_by_zeromq(
     socket.backlog = _WAITING_CONNECTIONS
     socket.handshake_ivl = _HANDSHAKE_MILLISECONDS
     socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MILLISECONDS, _SILENCE_MILLISECONDS
+    monitor: zmq.Socket[bytes] = socket.get_monitor_socket(EVENTS)
     try:
         if curve_key is not None:
             public = _encrypt(socket, curve_key)
         socket.bind(f"tcp://{_bracketed(listen)}:{port or '*'}")
     except zmq.ZMQError as error:
+        monitor.close()
         socket.close()
         raise TransportUnavailableError(
             f"ZeroMQ cannot listen on {_bracketed(listen)}:{port}: {error.strerror}; set zeromq_listen to an address "
             "of this host, and port 0 or a free one"
         ) from None
     except TransportUnavailableError:
+        monitor.close()
         socket.close()
         raise
     bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
     place = ZeroMqLocator(endpoint=f"tcp://{_bracketed(host)}:{bound}", curve_public_key=public)
-    server = ZeroMqServer(socket, arena, find, Locator(zeromq=place))
+    peers = ZeroMqPeers(monitor, int(bound))
+    peers.start()
+    server = ZeroMqServer(socket, peers, arena, find, Locator(zeromq=place))
     server.start()
     return server
 

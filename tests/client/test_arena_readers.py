@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from encoder_client import EmbeddingPool
 from encoder_client.transports import Reader, SlotClosedError, TransportError
 from encoder_client.transports.shared_memory import SharedMemoryReader
 from encoder_client.transports.zeromq import ZeroMqReader
+from encoder_svc.transports.shared_memory import MOST_RECEIVERS
+from encoder_svc.transports.zeromq_peers import MOST_PEERS
 from epd import arena_socket
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, Locator, SharedMemoryLocator, ZeroMqLocator
 from epd.zeromq_reads import MOST_ANSWERS, PIECE_BYTES, Request, State, parse_answer, write_answer, write_request
@@ -186,6 +189,39 @@ def test_a_receiver_cannot_write_the_arena(peer: ArenaPeer) -> None:
         os.close(descriptor)
 
 
+async def test_f39_receivers_of_shared_memory_are_bounded(tmp_path: Path) -> None:
+    """Those beyond the bound are closed at once; who has the arena keeps it, and a place that gets free is taken."""
+    reader, pool = SharedMemoryReader(), EmbeddingPool(POOL_BYTES)
+    with arena_peer(tmp_path) as peer, ExitStack() as stack:
+        locator = peer.locator("shared_memory", 0)
+        assert await read(reader, pool, peer.chunk(0), locator) == payload_digest(0)
+        served = []
+        for _ in range(MOST_RECEIVERS + 20):
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            connection.settimeout(30)
+            connection.connect(locator.shared_memory.socket_path)
+            message, descriptors, _, _ = socket.recv_fds(connection, arena_socket.SIZE, 1)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            served.append(bool(message))
+        assert served == [True] * (MOST_RECEIVERS - 1) + [False] * 21
+        late = SharedMemoryReader()
+        with pytest.raises(TransportError):
+            await read(late, pool, peer.chunk(0), locator)
+        assert await read(reader, pool, peer.chunk(0), locator) == payload_digest(0)
+        stack.close()
+
+        async def is_served() -> bool:
+            try:
+                return await read(late, pool, peer.chunk(0), locator) == payload_digest(0)
+            except TransportError:
+                return False
+
+        await eventually(is_served)
+        late.close()
+    reader.close()
+
+
 class Liar:
     """A ROUTER that answers as a test says."""
 
@@ -273,6 +309,60 @@ async def test_f39_a_peer_that_does_not_read_holds_nobody_up_and_is_owed_little(
     assert MOST_ANSWERS <= answered < asked
     greedy.close()
     context.term()
+
+
+async def test_f39_connections_are_bounded_and_readers_keep_theirs(peer: ArenaPeer) -> None:
+    """Twice as many as are served at a time: some say nothing, some shake hands and have no key, one is slow."""
+    place = peer.locator("zeromq", 1).zeromq
+    host, port = place.endpoint.removeprefix("tcp://").split(":")
+    reader, pool = ZeroMqReader(), EmbeddingPool(POOL_BYTES)
+    assert await read(reader, pool, peer.chunk(2), peer.locator("zeromq", 2)) == payload_digest(2)
+    connection = reader._peers[place.endpoint, b""]
+    with ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        slow = stack.enter_context(context.socket(zmq.DEALER))
+        slow.linger, slow.rcvhwm = 0, 1
+        slow.connect(place.endpoint)
+        for number in range(MOST_ANSWERS):
+            slow.send(write_request(Request(number, bytes([1]) * 16, place.slot_offset, 1, 0, PIECE_BYTES)))
+        assert await asyncio.to_thread(slow.poll, 10_000)
+        opened = []
+        for number in range(2 * MOST_PEERS):
+            half_open = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            opened.append(half_open)
+            if number % 8 == 0:
+                guessing = stack.enter_context(context.socket(zmq.DEALER))
+                guessing.linger = 0
+                guessing.connect(place.endpoint)
+                guessing.send(write_request(Request(number, bytes(16), place.slot_offset, 1, 0, 1)))
+            if number % 64 == 0:
+                assert await read(reader, pool, peer.chunk(2), peer.locator("zeromq", 2)) == payload_digest(2)
+        # The oldest were told to go; the greeting of ZeroMQ comes before the end.
+        for half_open in opened[:MOST_PEERS]:
+            await asyncio.to_thread(read_to_the_end, half_open)
+        # Who was there first, and reads, has the same connection, and so has who is slow; and a new one is served.
+        assert await read(reader, pool, peer.chunk(2), peer.locator("zeromq", 2)) == payload_digest(2)
+        assert reader._peers[place.endpoint, b""] is connection
+        assert len(await asyncio.to_thread(drain, slow)) == MOST_ANSWERS
+        newcomer = ZeroMqReader()
+        assert await read(newcomer, pool, peer.chunk(0), peer.locator("zeromq", 0)) == payload_digest(0)
+        newcomer.close()
+    reader.close()
+
+
+def read_to_the_end(connection: socket.socket) -> None:
+    """Until the other side has closed it."""
+    with suppress(ConnectionResetError):
+        while connection.recv(4096):
+            pass
+
+
+def drain(peer: zmq.Socket[bytes]) -> list[list[bytes]]:
+    """What still comes, until half a second brings nothing."""
+    came = []
+    while peer.poll(500):
+        came.append(peer.recv_multipart())
+    return came
 
 
 @pytest.mark.parametrize("request_", [b"", b"x" * 64, b"EPDREAD1", b"EPDREAD1" + bytes(4096)])
