@@ -10,17 +10,16 @@ import logging
 import os
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from encoder_svc.shared_memory import SharedMemory
 from encoder_svc.transports import TransportUnavailableError
 from epd import slot_header
 from epd.encoder.v1.embedding_pb2 import Locator, MooncakeLocator
+from epd.rdma_devices import rdma_fault
 
 log = logging.getLogger(__name__)
 
-_RDMA_DEVICES = Path("/sys/class/infiniband")
 _LOG_LEVEL = "MC_LOG_LEVEL"
 _QUIET = "ERROR"
 _STDERR = 2  # the descriptor that C++ code writes to, whatever sys.stderr is
@@ -120,18 +119,9 @@ def _check_address(host: str, protocol: str, devices: str) -> None:
         raise TransportUnavailableError(
             f"the host name {host!r} cannot be resolved; set mooncake_host to an address that peers reach this host by"
         ) from None
-    if protocol != "rdma":
-        return
-    found = sorted(path.name for path in _RDMA_DEVICES.glob("*"))
-    if not found:
-        raise TransportUnavailableError(
-            "this host has no RDMA device (`ibv_devices` lists them); set mooncake_protocol=tcp"
-        )
-    missing = sorted({name.strip() for name in devices.split(",") if name.strip()} - set(found))
-    if missing:
-        raise TransportUnavailableError(
-            f"this host has no RDMA device {', '.join(missing)}; set mooncake_devices to some of: {', '.join(found)}"
-        )
+    fault = rdma_fault(devices) if protocol == "rdma" else ""
+    if fault:
+        raise TransportUnavailableError(f"{fault}; set mooncake_devices to those that work, or mooncake_protocol=tcp")
 
 
 def _initialize(engine: Any, host: str, protocol: str, devices: str) -> tuple[int, str]:

@@ -60,6 +60,7 @@ class EncoderClient:
         transports: names, the preferred first. One that cannot be loaded here is left out, with a line in the log; one
             that does not reach an encoder is passed over.
         mooncake_host: the address of this host for Mooncake peers. Empty: found from the route to the encoder.
+        mooncake_devices: RDMA devices of this host, with commas between them. Empty: all.
         expected_fingerprint: 32 bytes: only embeddings of exactly these weights, dtype, preprocessing and width are
             taken. Empty: any.
         read_timeout: seconds that a read may take, waiting for space not counted, and for space again as many.
@@ -84,6 +85,7 @@ class EncoderClient:
         pool: EmbeddingPool | None = None,
         transports: Sequence[str] = TRANSPORTS,
         mooncake_host: str = "",
+        mooncake_devices: str = "",
         expected_fingerprint: bytes = b"",
         read_timeout: float = 30.0,
         channels: int = 1,
@@ -97,7 +99,7 @@ class EncoderClient:
         caller = CallerToken(token, credentials, in_plain_text=token_in_plain_text)
         self._connections = Connections(target, credentials, min(5.0, read_timeout), channels, caller)
         inline = InlineReader(self._connections.stub_of)
-        self._choice = TransportChoice(load_readers(transports, self.pool, mooncake_host, inline))
+        self._choice = TransportChoice(load_readers(transports, self.pool, mooncake_host, mooncake_devices, inline))
         shared = self._choice.readers.get(SharedMemoryReader.name)
         self._in_place = (
             InPlaceReads(shared, self._renew_one, self._release_one, in_place_bytes)

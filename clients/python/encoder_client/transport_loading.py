@@ -16,7 +16,7 @@ logger = logging.getLogger("encoder_client")
 
 
 def load_readers(
-    names: Sequence[str], pool: EmbeddingPool, mooncake_host: str, inline: InlineReader
+    names: Sequence[str], pool: EmbeddingPool, mooncake_host: str, mooncake_devices: str, inline: InlineReader
 ) -> dict[str, Reader]:
     """Makes the transports of a client.
 
@@ -24,6 +24,7 @@ def load_readers(
         names: the preferred first.
         pool: where they read to.
         mooncake_host: the address of this host for Mooncake peers. Empty: found from the route to the encoder.
+        mooncake_devices: RDMA devices, with commas between them. Empty: all.
         inline: the one in band.
 
     Raises:
@@ -43,7 +44,7 @@ def load_readers(
                 from encoder_client.transports.mooncake import MooncakeReader
 
                 try:
-                    readers[name] = MooncakeReader(pool, mooncake_host)
+                    readers[name] = MooncakeReader(pool, mooncake_host, mooncake_devices)
                 except ImportError as error:
                     logger.info("mooncake is left out, it cannot be loaded: %s", error)
             case _:

@@ -39,12 +39,13 @@ class EncoderFleet:
         targets: gRPC targets, each one encoder. ``dns:NAME:PORT`` stands for every address that the name has, looked up
             again and again. Two addresses of one server count once: a server is its ``instance_id``.
         credentials: TLS, for all; the certificate of an address that came from a name must have that name.
-        token: as for :class:`EncoderClient`, like the seven that follow. All encoders get it.
+        token: as for :class:`EncoderClient`, like the eight that follow. All encoders get it.
         token_in_plain_text: let it go to other hosts without TLS.
         receiver: the name of this process.
         pool: where all embeddings are read to.
         transports: the preferred first.
         mooncake_host: the address of this host.
+        mooncake_devices: RDMA devices of this host.
         expected_fingerprint: 32 bytes: encoders that make other embeddings get nothing. Empty: all encoders must make
             the same, otherwise no prompt is taken.
         read_timeout: seconds.
@@ -72,6 +73,7 @@ class EncoderFleet:
         pool: EmbeddingPool | None = None,
         transports: Sequence[str] = ("mooncake", "inline"),
         mooncake_host: str = "",
+        mooncake_devices: str = "",
         expected_fingerprint: bytes = b"",
         read_timeout: float = 30.0,
         channels: int = 2,
@@ -91,6 +93,7 @@ class EncoderFleet:
             pool=pool,
             transports=transports,
             mooncake_host=mooncake_host,
+            mooncake_devices=mooncake_devices,
             expected_fingerprint=expected_fingerprint,
             read_timeout=read_timeout,
             channels=channels,

@@ -54,9 +54,10 @@ class SyncEncoderClient:
         token: as for :class:`EncoderFleet`, like the next.
         token_in_plain_text: let it go to other hosts without TLS.
         pool: where embeddings are read to. None: a pool of 256 MiB. It must be nobody else's.
-        receiver: as for :class:`EncoderClient`, like the four that follow.
+        receiver: as for :class:`EncoderClient`, like the five that follow.
         transports: the preferred first.
         mooncake_host: the address of this host.
+        mooncake_devices: RDMA devices of this host.
         expected_fingerprint: 32 bytes, or empty.
         read_timeout: seconds.
         most_parts: parts that may be under way or wait for :meth:`poll`. More are refused.
@@ -85,6 +86,7 @@ class SyncEncoderClient:
         receiver: str = "",
         transports: Sequence[str] = ("mooncake", "inline"),
         mooncake_host: str = "",
+        mooncake_devices: str = "",
         expected_fingerprint: bytes = b"",
         read_timeout: float = 30.0,
         most_parts: int = 4096,
@@ -100,6 +102,7 @@ class SyncEncoderClient:
             pool=pool,
             transports=transports,
             mooncake_host=mooncake_host,
+            mooncake_devices=mooncake_devices,
             expected_fingerprint=expected_fingerprint,
             read_timeout=read_timeout,
         )

@@ -7,6 +7,7 @@ receiver's pool too. Use it in a network where only the serving hosts are, or le
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from contextlib import suppress
@@ -19,6 +20,9 @@ from encoder_client.checksums import RunningChecksum
 from encoder_client.pool.embedding_pool import EmbeddingPool, Slot
 from encoder_client.transports import TransferStuckError, TransportError
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
+from epd.rdma_devices import rdma_fault
+
+logger = logging.getLogger("encoder_client")
 
 MOST_AT_ONCE = 64
 """Transfers that are under way; others wait."""
@@ -95,6 +99,7 @@ class MooncakeReader:
         self._devices = devices
         self._engine: Any = TransferEngine()
         self._protocol = ""
+        self._rdma_fault = ""
         self._transfers: SimpleQueue[_Transfer | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._stuck: _Transfer | None = None
@@ -105,8 +110,15 @@ class MooncakeReader:
         return self._engine
 
     def reaches(self, locator: Locator) -> bool:
-        """See :class:`~encoder_client.transports.Reader`."""
-        return not self._protocol or locator.mooncake.protocol == self._protocol
+        """See :class:`~encoder_client.transports.Reader`: not by RDMA where this host has no device for it."""
+        protocol = locator.mooncake.protocol
+        if self._protocol:
+            return protocol == self._protocol
+        fault = rdma_fault(self._devices) if protocol == "rdma" else ""
+        if fault and fault != self._rdma_fault:
+            logger.warning("encoders that serve Mooncake by RDMA are read otherwise: %s", fault)
+        self._rdma_fault = fault
+        return not fault
 
     async def read(
         self,

@@ -200,6 +200,7 @@ def _client(settings: ConnectorSettings) -> SyncEncoderClient:
         pool=EmbeddingPool(settings.pool_bytes),
         transports=settings.transports,
         mooncake_host=settings.mooncake_host,
+        mooncake_devices=settings.mooncake_devices,
         read_timeout=settings.timeout_seconds,
         max_holds=MAX_HOLDS,
     )

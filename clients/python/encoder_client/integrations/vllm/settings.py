@@ -21,6 +21,8 @@ class ConnectorSettings:
     """The preferred first. A list, or a text with commas."""
     mooncake_host: str = ""
     """The address of this host that encoders reach. Empty: found out."""
+    mooncake_devices: str = ""
+    """RDMA devices of this host, with commas between them. Empty: all."""
     pool_bytes: int = 1 << 30
     """Memory of the host that embeddings are read into. Pages are taken when they are first written."""
     timeout_seconds: float = 60.0
