@@ -32,7 +32,7 @@ from encoder_svc.transports.shared_memory import serve_by_shared_memory
 from encoder_svc.transports.zeromq import serve_by_zeromq
 from epd import slot_header
 
-socket, boot_id, listen, host, curve_key = sys.argv[1:]
+socket, boot_id, listen, host, curve_key, mooncake = sys.argv[1:]
 arena = SharedMemory.create("arena", {SLOTS * PLACE_BYTES})
 places = SlotPlaces()
 for index in range({SLOTS}):
@@ -51,6 +51,10 @@ servers = [
     serve_by_shared_memory(arena, boot_id, Path(socket)),
     serve_by_zeromq(arena, places.nbytes_at, listen, 0, host, Path(curve_key) if curve_key else None),
 ]
+if mooncake:
+    from encoder_svc.transports.mooncake import serve_by_mooncake
+
+    servers.append(serve_by_mooncake(arena, host, "tcp", ""))
 print(*(server.locator.SerializeToString().hex() for server in servers), flush=True)
 for line in sys.stdin:
     command, *numbers = line.split()
@@ -60,6 +64,8 @@ for line in sys.stdin:
         case "fill":
             slot_header.close_slot(arena.view, int(numbers[0]) * {PLACE_BYTES})
             fill(*map(int, numbers))
+        case "damage":
+            arena.view[int(numbers[0]) * {PLACE_BYTES} + 64 + {SLOT_BYTES} // 2] ^= 1
     print("done", flush=True)
 """
 
@@ -71,6 +77,7 @@ class ArenaPeer:
         socket: where it hands out its arena.
         boot_id: what it calls itself.
         curve_key: file with a CURVE key pair, or empty.
+        mooncake: serves by Mooncake, too.
         command: what runs its interpreter, such as in another network namespace.
     """
 
@@ -81,10 +88,12 @@ class ArenaPeer:
         curve_key: str = "",
         listen: str = "127.0.0.1",
         command: tuple[str, ...] = (),
+        mooncake: bool = False,
     ) -> None:
         self.boot_id = boot_id
+        arguments = [str(socket), boot_id, listen, listen, curve_key, "mooncake" if mooncake else ""]
         self.process = subprocess.Popen(
-            [*command, sys.executable, "-c", PROGRAM, str(socket), boot_id, listen, listen, curve_key],
+            [*command, sys.executable, "-c", PROGRAM, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -94,7 +103,7 @@ class ArenaPeer:
         self._locators = {locator.WhichOneof("location"): locator for locator in locators}
 
     def tell(self, command: str) -> None:
-        """``close INDEX``, or ``fill INDEX GENERATION``; it has happened when this returns."""
+        """``close INDEX``, ``fill INDEX GENERATION``, or ``damage INDEX``; it has happened when this returns."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(command + "\n")
@@ -105,7 +114,10 @@ class ArenaPeer:
         """Where a slot is read."""
         locator = Locator()
         locator.CopyFrom(self._locators[transport])
-        getattr(locator, transport).slot_offset += index * PLACE_BYTES
+        if transport == "mooncake":
+            locator.mooncake.address += index * PLACE_BYTES
+        else:
+            getattr(locator, transport).slot_offset += index * PLACE_BYTES
         return locator
 
     def chunk(self, index: int, generation: int = 1) -> EmbeddingChunk:
@@ -125,9 +137,11 @@ class ArenaPeer:
 
 
 @contextmanager
-def arena_peer(folder: Path, boot_id: str = BOOT_ID, curve_key: str = "") -> Iterator[ArenaPeer]:
+def arena_peer(
+    folder: Path, boot_id: str = BOOT_ID, curve_key: str = "", *, mooncake: bool = False
+) -> Iterator[ArenaPeer]:
     """A peer whose socket is in a new folder."""
-    peer = ArenaPeer(folder / "private" / "arena", boot_id, curve_key)
+    peer = ArenaPeer(folder / "private" / "arena", boot_id, curve_key, mooncake=mooncake)
     try:
         yield peer
     finally:
