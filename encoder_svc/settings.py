@@ -7,7 +7,6 @@ TOML file (the name as a key), else from the default here. The field's descripti
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from pydantic import (
 )
 
 from encoder_svc.errors import SetupError
+from epd.addresses import is_loopback, split_address
 
 ENVIRONMENT_PREFIX = "ENCODER_SVC_"
 
@@ -250,7 +250,9 @@ class Settings(BaseModel):
                 ", or --allow-insecure if the network is trusted, or listen on 127.0.0.1"
             )
         zeromq_listen = self.zeromq_listen or self.listen
-        if self.zeromq == "on" and not (_is_loopback(zeromq_listen) or self.zeromq_curve_key or self.allow_insecure):
+        if self.zeromq == "on" and not (
+            is_loopback(split_address(zeromq_listen)[0]) or self.zeromq_curve_key or self.allow_insecure
+        ):
             raise ValueError(
                 f"ZeroMQ on {zeromq_listen} would serve other hosts unencrypted; give --zeromq-curve-key, or "
                 "--allow-insecure if the network is trusted, or --zeromq-listen 127.0.0.1:0"
@@ -270,35 +272,12 @@ class Settings(BaseModel):
     @property
     def listens_on_loopback(self) -> bool:
         """Only processes of this host can connect."""
-        return _is_loopback(self.listen)
-
-
-def _is_loopback(address: str) -> bool:
-    host, _ = split_address(address)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return is_loopback(split_address(self.listen)[0])
 
 
 def _names_device(name: str) -> bool:
     kind, _, index = name.partition(":")
     return name in ("cpu", "cuda") or (kind == "cuda" and index.isdecimal())
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Splits ``HOST:PORT`` or ``[IPv6]:PORT``.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    host, separator, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{address!r} is not HOST:PORT")
-    return host, int(port)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,6 +32,7 @@ from skimage import data as photographs
 
 from encoder_client import (
     Accepted,
+    ClientSettings,
     Complete,
     EncoderClient,
     EncoderClientError,
@@ -158,7 +159,7 @@ async def send(target: str, worker: Child, jpeg: bytes) -> tuple[EmbeddingChunk,
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
     await worker.say(messages=messages, num_parts=1, max_new_tokens=NEW_TOKENS)
     ready: EmbeddingChunk | None = None
-    async with EncoderClient(target, transports=("inline",)) as client:
+    async with EncoderClient(target, ClientSettings(transports=("inline",))) as client:
         async with client.encode([image(jpeg)], prompt_id="demo", receivers=[RECEIVER], timeout=120) as call:
             async for event in call:
                 show(event)

@@ -29,7 +29,16 @@ from typing import Any
 
 import torch
 
-from encoder_client import Embedding, EncoderClient, EncoderClientError, Layout, PartFailed, Ready, image
+from encoder_client import (
+    ClientSettings,
+    Embedding,
+    EncoderClient,
+    EncoderClientError,
+    Layout,
+    PartFailed,
+    Ready,
+    image,
+)
 from encoder_client.language import ExpandedPrompt, LanguageOnlyModel
 from epd.encoder.v1.embedding_pb2 import ChunkState, EmbeddingChunk
 
@@ -103,7 +112,7 @@ async def serve(model: LanguageOnlyModel, receiver: str, transports: Sequence[st
                 chunk = EmbeddingChunk.FromString(base64.b64decode(line["chunk"]))
                 target = chunk.encoder.grpc_target
                 if target not in clients:
-                    client = EncoderClient(target, receiver=receiver, transports=transports)
+                    client = EncoderClient(target, ClientSettings(receiver=receiver, transports=transports))
                     clients[target] = await client.__aenter__()
                 if await work.take(chunk, clients[target]):
                     work = None
@@ -121,7 +130,7 @@ async def encode(model: LanguageOnlyModel, arguments: argparse.Namespace) -> Non
         "max_new_tokens": arguments.max_new_tokens,
     })  # fmt: skip
     async with (
-        EncoderClient(arguments.encode, transports=arguments.transports) as client,
+        EncoderClient(arguments.encode, ClientSettings(transports=arguments.transports)) as client,
         client.encode([image(file) for file in files]) as call,
     ):
         async for event in call:

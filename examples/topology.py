@@ -28,7 +28,7 @@ from rich.panel import Panel
 from rich.table import Table
 from skimage import data as photographs
 
-from encoder_client import Accepted, EncoderClient, EncoderClientError, EncoderError, image
+from encoder_client import Accepted, ClientSettings, EncoderClient, EncoderClientError, EncoderError, image
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from epd.encoder.v1.media_pb2 import Modality
 from epd.language.v1 import language_service_pb2 as language
@@ -228,7 +228,7 @@ async def start(stack: AsyncExitStack, folder: Path, checkpoint: Path) -> tuple[
     targets = await asyncio.gather(*map(wait_for_target, servers))
     encoders = []
     for server, target in zip(servers, targets, strict=True):
-        client = await stack.enter_async_context(EncoderClient(target, transports=("inline",)))
+        client = await stack.enter_async_context(EncoderClient(target, ClientSettings(transports=("inline",))))
         encoders.append(Party(server.name, server, target, client))
     children = [
         await stack.enter_async_context(

@@ -22,7 +22,7 @@ import soundfile
 import torch
 from rich.panel import Panel
 
-from encoder_client import EncoderClient, Layout, PartFailed, Ready, audio
+from encoder_client import ClientSettings, EncoderClient, Layout, PartFailed, Ready, audio
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import AudioOptions
 from examples.demo import EXAMPLES, Child, DemoError, child, console, step, wait_for_target
@@ -99,7 +99,7 @@ async def transcribe(target: str, worker: Child, recording: Recording, folder: P
     item = audio(folder / recording.file, options=AudioOptions(end_seconds=recording.seconds))
     ready: EmbeddingChunk | None = None
     async with (
-        EncoderClient(target, transports=("inline",)) as client,
+        EncoderClient(target, ClientSettings(transports=("inline",))) as client,
         client.encode([item], receivers=[RECEIVER], timeout=120) as call,
     ):
         async for event in call:

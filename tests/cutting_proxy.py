@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from encoder_svc.settings import split_address
+from epd.addresses import split_address
 
 
 class CuttingProxy:

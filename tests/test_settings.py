@@ -14,7 +14,8 @@ import pytest
 from pydantic import ValidationError
 
 from encoder_svc.errors import SetupError
-from encoder_svc.settings import ENVIRONMENT_PREFIX, Settings, add_arguments, load_settings, split_address
+from encoder_svc.settings import ENVIRONMENT_PREFIX, Settings, add_arguments, load_settings
+from epd.addresses import split_address
 
 
 def load(*arguments: str, environment: dict[str, str] | None = None, file: Path | None = None) -> Settings:

@@ -16,7 +16,7 @@ from typing import Self
 
 import uvloop
 
-from encoder_client import EncoderClient
+from encoder_client import ClientSettings, EncoderClient
 from encoder_svc.bench.load import encode_one, together
 from encoder_svc.bench.partner import end_partner
 from encoder_svc.bench.photographs import Photographs, padded
@@ -91,7 +91,7 @@ async def _send(target: str, transports: tuple[str, ...], streams: int, nbytes: 
     answered = 0
     goes_on = True
 
-    async with EncoderClient(target, transports=transports) as client:
+    async with EncoderClient(target, ClientSettings(transports=transports)) as client:
 
         async def caller() -> None:
             nonlocal answered

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from encoder_client import EmbeddingPool, EncoderClient
+from encoder_client import ClientSettings, EmbeddingPool, EncoderClient
 from encoder_client.transports import TRANSPORTS
 from encoder_svc.bench.display import Display
 from encoder_svc.bench.machine import describe_machine
@@ -138,4 +138,4 @@ class Run(Measurement):
 
     def client(self, service: Service) -> EncoderClient:
         """A caller of a server."""
-        return EncoderClient(service.target, pool=EmbeddingPool(POOL_BYTES), transports=self.transports)
+        return EncoderClient(service.target, ClientSettings(transports=self.transports), pool=EmbeddingPool(POOL_BYTES))

@@ -249,7 +249,8 @@ def _dev_shm(name: str) -> Finding:
 
 
 def _port(name: str) -> Finding:
-    from encoder_svc.settings import Settings, split_address
+    from encoder_svc.settings import Settings
+    from epd.addresses import split_address
 
     address = str(Settings.model_fields["listen"].default)
     host, port = split_address(address)

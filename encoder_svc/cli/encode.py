@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
 import numpy as np
 
 import encoder_client
-from encoder_client import EncoderClient, EncoderClientError
+from encoder_client import ClientSettings, EncoderClient, EncoderClientError
+from encoder_client.credential_arguments import add_credential_arguments, credentials_of
 from encoder_client.dtypes import name as dtype_name
 from encoder_client.transports import TRANSPORTS
 from encoder_svc.errors import SetupError
@@ -63,10 +63,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--transport", choices=TRANSPORTS, default="inline", help="how rows are read (default: inline)")
     parser.add_argument("--save", type=Path, metavar="DIR", help="folder to write FILE.npy to; bfloat16 as float32")
-    parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="holds the token of a caller, for a server that asks for one"
-    )
-    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="PEM of the authority to trust; calls go by TLS")
+    add_credential_arguments(parser)
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds to wait (default: 120)")
     parser.set_defaults(func=run)
 
@@ -91,11 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
 async def _encode(arguments: argparse.Namespace, items: list[MediaItem]) -> int:
     begin = time.monotonic()
     print(f"{'ms':>8}  {'event':<9}  {'part':>4}  what")
-    credentials = grpc.ssl_channel_credentials(_read(arguments.tls_ca)) if arguments.tls_ca else None
-    token = _read(arguments.token_file).decode().strip() if arguments.token_file else ""
-    async with EncoderClient(
-        arguments.target, credentials=credentials, token=token, transports=[arguments.transport]
-    ) as client:
+    settings = ClientSettings(credentials_of(arguments), transports=(arguments.transport,))
+    async with EncoderClient(arguments.target, settings) as client:
         async with client.encode(items, timeout=arguments.timeout) as call:
             async for event in call:
                 _show(begin, *_describe(event))

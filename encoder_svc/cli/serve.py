@@ -21,10 +21,11 @@ from encoder_svc.models.registry import check_servable
 from encoder_svc.rpc.server import RpcServer
 from encoder_svc.runtime.configuration import Serving
 from encoder_svc.runtime.front import Front
-from encoder_svc.settings import Settings, add_arguments, load_settings, split_address
+from encoder_svc.settings import Settings, add_arguments, load_settings
 from encoder_svc.telemetry.logging import configure_logging
 from encoder_svc.telemetry.loop_lag import LoopLag
 from encoder_svc.telemetry.metrics import Metrics, serve_metrics
+from epd.addresses import split_address
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -20,8 +20,9 @@ from encoder_svc.rpc.generic_handlers import GenericHandlers
 from encoder_svc.rpc.health import HealthReporter
 from encoder_svc.rpc.servicer import SERVICE, EncoderServicer, add_encoder_servicer
 from encoder_svc.runtime.service import EncoderRuntime
-from encoder_svc.settings import Settings, split_address
+from encoder_svc.settings import Settings
 from encoder_svc.telemetry.metrics import Metrics
+from epd.addresses import split_address
 
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 # compared with, not bound
 """Hosts that mean every address of the machine."""

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from encoder_svc.runtime.rules import Rules
-from encoder_svc.settings import Settings, split_address
+from encoder_svc.settings import Settings
 from encoder_svc.shared_memory import SharedMemory
+from epd.addresses import split_address
 from epd.internal.v1.engine_pb2 import ConfigureEngine
 from epd.internal.v1.media_worker_pb2 import ConfigureMedia, MediaLimits, Tower
 

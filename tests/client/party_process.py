@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from encoder_client import Accepted, EncoderClient, Ready, image
+from encoder_client import Accepted, ClientSettings, EncoderClient, Ready, image
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 
@@ -26,7 +26,7 @@ def say(*words: object) -> None:
 
 async def call(target: str, file: str, *receivers: str) -> None:
     async with (
-        EncoderClient(target, transports=["inline"]) as client,
+        EncoderClient(target, ClientSettings(transports=("inline",))) as client,
         client.encode(
             [image(Path(file))], prompt_id="killed", receivers=receivers, cache_policy=CachePolicy.CACHE_POLICY_BYPASS
         ) as call,
@@ -38,7 +38,7 @@ async def call(target: str, file: str, *receivers: str) -> None:
 
 async def hold(target: str, receiver: str, incarnation: str) -> None:
     async with (
-        EncoderClient(target, receiver=receiver, transports=["inline"]) as client,
+        EncoderClient(target, ClientSettings(receiver=receiver, transports=("inline",))) as client,
         client.subscribe(incarnation=int(incarnation)) as subscription,
     ):
         async for event in subscription:
@@ -50,7 +50,9 @@ async def redeem(receiver: str) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         chunk = EmbeddingChunk.FromString(bytes.fromhex(line))
-        async with EncoderClient(chunk.encoder.grpc_target, receiver=receiver, transports=["inline"]) as client:
+        async with EncoderClient(
+            chunk.encoder.grpc_target, ClientSettings(receiver=receiver, transports=("inline",))
+        ) as client:
             embedding = await client.read(chunk)
             say(embedding.numpy().tobytes().hex())
 

@@ -15,7 +15,7 @@ import trustme
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from encoder_client import EncoderClient, EncoderFleet, HealthState, connections, image
+from encoder_client import ClientSettings, Credentials, EncoderClient, EncoderFleet, HealthState, connections, image
 from encoder_client.fleet.roster import Roster
 from epd.encoder.v1.embedding_pb2 import EncoderRef
 from tests.client.unreliable_encoder import UnreliableEncoder
@@ -37,7 +37,7 @@ def connections_to(target: str) -> set[int]:
 
 async def test_calls_take_turns_on_a_few_connections(server: ServerProcess) -> None:
     before = connections_to(server.target)
-    async with EncoderClient(server.target, transports=("inline",), channels=3) as client:
+    async with EncoderClient(server.target, ClientSettings(transports=("inline",), channels=3)) as client:
         for _ in range(6):
             async with client.encode([ITEM]) as call:
                 await call.embeddings()
@@ -48,7 +48,7 @@ async def test_a_known_server_is_read_where_its_calls_go() -> None:
     encoder = UnreliableEncoder()
     target = await encoder.start()
     encoder.target = "198.51.100.1:1"  # what others reach it by
-    async with EncoderClient(target, transports=("inline",)) as client:
+    async with EncoderClient(target, ClientSettings(transports=("inline",))) as client:
         async with client.encode([image(b"a")], prompt_id="p", request_id="r", num_parts=1) as call:
             await call.embeddings()
         client.forget(target)
@@ -59,7 +59,7 @@ async def test_a_known_server_is_read_where_its_calls_go() -> None:
 
 def test_a_server_with_two_addresses_keeps_one_of_them() -> None:
     async def main() -> None:
-        known = connections.Connections("a:1", None, 1.0)
+        known = connections.Connections("a:1", ClientSettings())
         encoder = EncoderRef(instance_id="1" * 32, grpc_target="c:1")
         known.note_encoder(encoder, "a:1")
         known.note_encoder(encoder, "b:1")
@@ -82,7 +82,7 @@ async def test_f28_an_idle_call_outlives_the_pings_of_the_client(
     options["grpc.keepalive_time_ms"] = 5_200
     monkeypatch.setattr(connections, "_CHANNEL_OPTIONS", (*options.items(), ("grpc.use_local_subchannel_pool", 1)))
     loop = asyncio.get_running_loop()
-    async with EncoderClient(server.target, transports=("inline",)) as client:
+    async with EncoderClient(server.target, ClientSettings(transports=("inline",))) as client:
         watch = HealthStub(client._connections._encoder(server.target).channels[0]).Watch(HealthCheckRequest())
         assert (await watch.read()).status == HealthCheckResponse.SERVING
         begin = loop.time()
@@ -108,7 +108,7 @@ async def test_an_address_of_a_name_shows_the_certificate_of_the_name(
 
     async def first_state(name: str) -> str:
         async with EncoderFleet(
-            [f"dns:{name}:{port}"], credentials=credentials, transports=("inline",), poll_seconds=0.1
+            [f"dns:{name}:{port}"], ClientSettings(Credentials(credentials), transports=("inline",)), poll_seconds=0.1
         ) as fleet:
             await eventually(lambda: set(fleet.states.values()) in ({HealthState.SERVING}, {HealthState.EJECTED}))
             if set(fleet.states.values()) == {HealthState.SERVING}:
@@ -137,7 +137,7 @@ def name_server(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) ->
 async def test_a_name_is_looked_up_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"encoders.example": ["127.0.0.1", "127.0.0.2"]}
     questions = name_server(monkeypatch, names)
-    async with EncoderClient("127.0.0.1:9", transports=("inline",)) as client:
+    async with EncoderClient("127.0.0.1:9", ClientSettings(transports=("inline",))) as client:
         roster = Roster(client, ["dns:encoders.example:9", "127.0.0.9:9"], 0.1, 0.01, Random(0), lambda: None)
         roster.open()
         await eventually(lambda: set(roster.members) == {"127.0.0.1:9", "127.0.0.2:9", "127.0.0.9:9"})
@@ -154,4 +154,4 @@ async def test_a_name_is_looked_up_again_and_again(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("target", ["dns:", "dns:host", "dns:host:", "dns:host:http", "dns://8.8.8.8/host:1"])
 def test_a_name_that_is_none_is_refused(target: str) -> None:
     with pytest.raises(ValueError, match="dns:NAME:PORT"):
-        EncoderFleet([target], transports=("inline",))
+        EncoderFleet([target], ClientSettings(transports=("inline",)))

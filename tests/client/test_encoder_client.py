@@ -14,6 +14,7 @@ import pytest
 
 from encoder_client import (
     Accepted,
+    ClientSettings,
     Complete,
     EmbeddingPool,
     EncoderClient,
@@ -126,7 +127,7 @@ async def test_all_transports_deliver_the_same_bytes_and_the_fastest_goes_first(
 @pytest.mark.parametrize("transport", ["shared_memory", "mooncake", "zeromq"])
 async def test_many_reads_at_once(server: ServerProcess, transport: str) -> None:
     pool = EmbeddingPool(8 << 20)
-    async with EncoderClient(server.target, pool=pool, transports=(transport,)) as client:
+    async with EncoderClient(server.target, ClientSettings(transports=(transport,)), pool=pool) as client:
         async with client.encode([image(SMALL)]) as call:
             [expected] = await call.embeddings()
 
@@ -200,9 +201,12 @@ async def test_information_and_health(server: ServerProcess) -> None:
         assert await client.health()
         assert len(info.model.compatibility_fingerprint) == 32
     fingerprint = info.model.compatibility_fingerprint
-    async with EncoderClient(server.target, expected_fingerprint=fingerprint) as client, client.encode([ITEM]) as call:
+    async with (
+        EncoderClient(server.target, ClientSettings(expected_fingerprint=fingerprint)) as client,
+        client.encode([ITEM]) as call,
+    ):
         await call.embeddings()
-    async with EncoderClient(server.target, expected_fingerprint=bytes(32)) as client:
+    async with EncoderClient(server.target, ClientSettings(expected_fingerprint=bytes(32))) as client:
         with pytest.raises(EncoderError, match="FINGERPRINT_MISMATCH"):
             async with client.encode([image(SMALL)]) as call:
                 await call.embeddings()
@@ -213,7 +217,7 @@ async def test_named_receivers_get_leases_of_their_own(server: ServerProcess) ->
         async with caller.encode([image(SMALL)], receivers=["lm-0", "lm-1"]) as call:
             [chunk] = [event.chunk async for event in call if isinstance(event, Ready)]
         for name in ("lm-0", "lm-1"):
-            async with EncoderClient(server.target, receiver=name) as receiver:
+            async with EncoderClient(server.target, ClientSettings(receiver=name)) as receiver:
                 assert (await receiver.read(chunk)).numpy().shape[0] == 20
         assert await leased_bytes(caller) == 0
 
@@ -271,7 +275,7 @@ async def test_an_engine_that_hangs_during_a_transfer_does_not_hold_the_reader(
     server: ServerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     transports = ("mooncake", "zeromq", "inline")
-    async with EncoderClient(server.target, read_timeout=2.0, transports=transports) as client:
+    async with EncoderClient(server.target, ClientSettings(read_timeout=2.0, transports=transports)) as client:
         async with client.encode([image(SMALL)]) as call:
             [expected] = await call.embeddings()
         async with client.encode([image(SMALL)]) as call:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from encoder_client import EncoderClient, ReadError
+from encoder_client import ClientSettings, EncoderClient, ReadError
 from encoder_svc.transports import TransportUnavailableError
 from encoder_svc.transports.mooncake import load_mooncake
 from epd.encoder.v1 import encoder_service_pb2 as pb
@@ -72,7 +72,10 @@ def chunk_at(
 @asynccontextmanager
 async def reading(encoder: ScriptedEncoder, transport: str) -> AsyncIterator[EncoderClient]:
     """A client that reads by one transport; whatever happens, it holds nothing afterwards."""
-    async with encoder.serve() as target, EncoderClient(target, transports=(transport,), read_timeout=20.0) as client:
+    async with (
+        encoder.serve() as target,
+        EncoderClient(target, ClientSettings(transports=(transport,), read_timeout=20.0)) as client,
+    ):
         yield client
         gc.collect()
         assert client.pool.statistics.slots == 0

@@ -15,6 +15,7 @@ import pytest
 
 from encoder_client import (
     Accepted,
+    ClientSettings,
     Complete,
     Embedding,
     EmbeddingPool,
@@ -53,7 +54,7 @@ def expected(pair: list[ServerProcess]) -> list[npt.NDArray[np.float32]]:
     """What one server makes of each photograph, alone."""
 
     async def alone() -> list[npt.NDArray[np.float32]]:
-        async with EncoderClient(pair[0].target, transports=("inline",)) as client:
+        async with EncoderClient(pair[0].target, ClientSettings(transports=("inline",))) as client:
             rows = []
             for item in ITEMS:
                 async with client.encode([item], cache_policy=CachePolicy.CACHE_POLICY_BYPASS) as call:
@@ -68,7 +69,7 @@ def expected(pair: list[ServerProcess]) -> list[npt.NDArray[np.float32]]:
 async def fleet_of(servers: Sequence[ServerProcess], pool: EmbeddingPool | None = None) -> AsyncIterator[EncoderFleet]:
     """A fleet that has heard of all its encoders."""
     targets = [server.target for server in servers]
-    async with EncoderFleet(targets, pool=pool, transports=("inline",), poll_seconds=0.1) as fleet:
+    async with EncoderFleet(targets, ClientSettings(transports=("inline",)), pool=pool, poll_seconds=0.1) as fleet:
         await eventually(lambda: set(fleet.states.values()) == {HealthState.SERVING})
         yield fleet
 
@@ -133,7 +134,7 @@ async def test_content_goes_where_it_is(pair: list[ServerProcess]) -> None:
 async def test_f41_two_addresses_of_one_server_are_one_encoder(pair: list[ServerProcess]) -> None:
     port = pair[0].target.rpartition(":")[2]
     targets = [pair[0].target, f"localhost:{port}", f"dns:127.0.0.1:{port}"]
-    async with EncoderFleet(targets, transports=("inline",), poll_seconds=0.1) as fleet:
+    async with EncoderFleet(targets, ClientSettings(transports=("inline",)), poll_seconds=0.1) as fleet:
         await eventually(lambda: set(fleet.states.values()) == {HealthState.SERVING})
         assert sorted(fleet.states) == sorted(targets[:2])  # the name has the first one's address
         async with fleet.encode(ITEMS, timeout=TIMEOUT) as call:
@@ -237,7 +238,7 @@ async def test_a_busy_encoder_is_passed_by_and_then_used(
 
 
 async def test_without_any_encoder_a_call_says_why() -> None:
-    async with EncoderFleet(["127.0.0.1:1"], transports=("inline",), poll_seconds=0.1) as fleet:
+    async with EncoderFleet(["127.0.0.1:1"], ClientSettings(transports=("inline",)), poll_seconds=0.1) as fleet:
         # Then it is known why.
         await eventually(lambda: set(fleet.states.values()) == {HealthState.EJECTED})
         async with fleet.encode(ITEMS[:1], timeout=0.5) as call:
@@ -293,7 +294,7 @@ async def test_encoders_that_do_not_fit_together_are_refused(
     wanted = (await other.info()).model.compatibility_fingerprint
     targets = [pair[0].target, other.target]
     async with (
-        EncoderFleet(targets, transports=("inline",), expected_fingerprint=wanted) as fleet,
+        EncoderFleet(targets, ClientSettings(transports=("inline",), expected_fingerprint=wanted)) as fleet,
         fleet.encode(ITEMS, timeout=TIMEOUT) as call,
     ):
         embeddings = await call.embeddings()
@@ -323,6 +324,6 @@ async def test_a_full_pool_gives_leases_back_and_asks_again(
 
 @pytest.mark.parametrize("items", [[], [image(PHOTOS[0], part_idx=1)] * 2, [image(PHOTOS[0], part_idx=5)]])
 async def test_a_call_that_cannot_be_is_refused_at_once(items: list[object]) -> None:
-    async with EncoderFleet(["127.0.0.1:1"], transports=("inline",)) as fleet:
+    async with EncoderFleet(["127.0.0.1:1"], ClientSettings(transports=("inline",))) as fleet:
         with pytest.raises(ValueError, match="part_idx"):
             fleet.encode(items)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from encoder_client import (
     Accepted,
+    ClientSettings,
     Complete,
     EncoderFleet,
     HealthState,
@@ -42,10 +43,8 @@ async def fleet_of(
     try:
         async with EncoderFleet(
             targets,
-            transports=("inline",),
+            ClientSettings(transports=("inline",), read_timeout=PATIENCE_SECONDS, channels=1),
             poll_seconds=poll_seconds,
-            read_timeout=PATIENCE_SECONDS,
-            channels=1,
             random=Random(seed),
         ) as fleet:
             await eventually(lambda: set(fleet.states.values()) == {HealthState.SERVING})

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from encoder_client import EncoderClient, ReadError, Ready, image
+from encoder_client import ClientSettings, EncoderClient, ReadError, Ready, image
 from encoder_client.in_place import InPlaceEmbedding
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from tests.conftest import StartServer, servers
@@ -118,12 +118,12 @@ async def test_f12_an_engine_that_dies_ends_it_and_that_is_seen(start_server: St
 
 
 async def test_beyond_the_limit_it_is_copied(server: ServerProcess) -> None:
-    async with EncoderClient(server.target, in_place_bytes=1) as client:
+    async with EncoderClient(server.target, ClientSettings(in_place_bytes=1)) as client:
         embedding = await client.read_in_place(await ready(client))
         assert not isinstance(embedding, InPlaceEmbedding)
         assert embedding.intact
         assert client.pool.statistics.slots == 1
-    async with EncoderClient(server.target, transports=("inline",)) as client:
+    async with EncoderClient(server.target, ClientSettings(transports=("inline",))) as client:
         embedding = await client.read_in_place(await ready(client))
         assert embedding.transport == "inline"
 

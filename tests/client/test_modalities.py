@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoder_client import EncoderClient, Ready
+from encoder_client import ClientSettings, EncoderClient, Ready
 from encoder_client.transports import TRANSPORTS
 from encoder_svc.checkpoints.writer import write_checkpoint
 from encoder_svc.models.registry import open_adapter
@@ -84,7 +84,7 @@ async def test_f33_alone(
     omni: ServerProcess, expected: Mapping[str, tuple[torch.Tensor, tuple[int, ...]]], transport: str, cached: bool
 ) -> None:
     policy = CachePolicy.CACHE_POLICY_USE if cached else CachePolicy.CACHE_POLICY_BYPASS
-    async with EncoderClient(omni.target, transports=[transport]) as client:
+    async with EncoderClient(omni.target, ClientSettings(transports=(transport,))) as client:
         for name, medium in media().items():
             for again in (False, True):
                 async with client.encode([item(medium, 0)], cache_policy=policy) as call:
@@ -121,7 +121,7 @@ async def test_f33_in_batches_with_each_other(
             torch.testing.assert_close(embeddings[place].torch(), expected[name][0], atol=TOLERANCE, rtol=0)
             embeddings[place].release()
 
-    async with EncoderClient(omni.target, transports=[transport]) as client:
+    async with EncoderClient(omni.target, ClientSettings(transports=(transport,))) as client:
         with omni.held(omni.engine()):
             prompts = [asyncio.create_task(prompt(client)) for _ in range(3)]
             await eventually(lambda: wait_for_the_engine(omni, 3 * len(names)))

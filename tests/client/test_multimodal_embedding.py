@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from encoder_client import (
     ChunkError,
+    ClientSettings,
     Embedding,
     EmbeddingPool,
     EncoderClient,
@@ -219,7 +220,7 @@ async def test_memory_of_a_duplicate_and_of_a_released_prompt_comes_back() -> No
 async def test_leases_of_duplicates_and_of_what_does_not_fit_go_back_unread() -> None:
     data = rows(40, 8)
     encoder = ScriptedEncoder(payload=data.tobytes)
-    async with encoder.serve() as target, EncoderClient(target, transports=("inline",)) as client:
+    async with encoder.serve() as target, EncoderClient(target, ClientSettings(transports=("inline",))) as client:
         chunk = ready(data)
         chunk.encoder.grpc_target = target
         prompt = MultiModalEmbedding("p", 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoder_client import Embedding, EncoderClient, MultiModalEmbedding
+from encoder_client import ClientSettings, Embedding, EncoderClient, MultiModalEmbedding
 from encoder_client.language import LanguageOnlyModel
 from encoder_client.transports import TRANSPORTS
 from encoder_svc.checkpoints.writer import write_checkpoint
@@ -124,7 +124,7 @@ def parts(names: Sequence[str]) -> list[MediaItem]:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_f33_sound_comes_by_every_transport_alone_or_in_batches(service: Service, transport: str) -> None:
     names = list(items())
-    async with EncoderClient(service.encoders[0].target, transports=(transport,)) as client:
+    async with EncoderClient(service.encoders[0].target, ClientSettings(transports=(transport,))) as client:
         for name in names:
             async with client.encode(parts([name]), cache_policy=CachePolicy.CACHE_POLICY_BYPASS) as call:
                 (embedding,) = await call.embeddings()
@@ -145,7 +145,7 @@ async def test_f33_sound_comes_by_every_transport_alone_or_in_batches(service: S
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_f33_sound_comes_from_the_cache(service: Service, transport: str) -> None:
     names = list(items())
-    async with EncoderClient(service.encoders[0].target, transports=(transport,)) as client:
+    async with EncoderClient(service.encoders[0].target, ClientSettings(transports=(transport,))) as client:
         for _ in range(2):
             async with client.encode(parts(names)) as call:
                 embeddings = await call.embeddings()

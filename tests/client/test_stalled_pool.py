@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from encoder_client import ChunkError, EmbeddingPool, EncoderClient, PoolError, ReadError, Ready, image
+from encoder_client import ChunkError, ClientSettings, EmbeddingPool, EncoderClient, PoolError, ReadError, Ready, image
 from encoder_client.pool.embedding_pool import Reservation
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from tests.client.chunks import layout, ready, rows
@@ -51,7 +51,7 @@ async def test_f38_a_circle_of_pool_and_arena_ends_without_a_limit_of_time(small
     pool = EmbeddingPool(sum(embedding.nbytes for embedding in expected), patience=0.05)
     async with (
         asyncio.timeout(LONG / 5),
-        EncoderClient(small_server.target, pool=pool, read_timeout=LONG) as client,
+        EncoderClient(small_server.target, ClientSettings(read_timeout=LONG), pool=pool) as client,
         client.encode([FIRST, SECOND], prompt_id="leases") as leases,
     ):
         assert len([event async for event in leases if isinstance(event, Ready)]) == 2
@@ -80,7 +80,7 @@ async def stalled(encoder: ScriptedEncoder) -> AsyncIterator[tuple[EncoderClient
     pool = EmbeddingPool(DATA.nbytes, patience=0.01)
     async with (
         encoder.serve() as target,
-        EncoderClient(target, pool=pool, transports=("inline",)) as client,
+        EncoderClient(target, ClientSettings(transports=("inline",)), pool=pool) as client,
         await pool.reserve("somebody", [DATA.nbytes]) as reservation,
     ):
         yield client, reservation
@@ -96,7 +96,7 @@ def chunk_at(encoder: ScriptedEncoder, lease: bytes = bytes(16)) -> EmbeddingChu
 
 async def test_a_reservation_that_is_granted_at_once_costs_no_message() -> None:
     encoder = ScriptedEncoder([layout(40, 8), ready(DATA)], payload=DATA.tobytes)
-    async with encoder.serve() as target, EncoderClient(target, transports=("inline",)) as client:
+    async with encoder.serve() as target, EncoderClient(target, ClientSettings(transports=("inline",))) as client:
         async with client.encode([image(b"file")]) as call:
             await call.embeddings()
         await client.read(chunk_at(encoder))
@@ -193,7 +193,7 @@ async def test_a_wait_for_space_that_is_too_long_ends_and_gives_all_leases_back(
     pool = EmbeddingPool(DATA.nbytes)
     async with (
         encoder.serve() as target,
-        EncoderClient(target, pool=pool, transports=("inline",), read_timeout=0.2) as client,
+        EncoderClient(target, ClientSettings(transports=("inline",), read_timeout=0.2), pool=pool) as client,
         await pool.reserve("somebody", [DATA.nbytes]),
         client.encode([image(b"file")]) as call,
     ):

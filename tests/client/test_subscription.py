@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from encoder_client import (
+    ClientSettings,
     Embedding,
     EmbeddingPool,
     EncoderClient,
@@ -63,7 +64,7 @@ async def receiver(
 ) -> AsyncIterator[tuple[EncoderClient, Subscription]]:
     """A subscribed receiver."""
     async with (
-        EncoderClient(target, receiver=name, transports=["inline"]) as client,
+        EncoderClient(target, ClientSettings(receiver=name, transports=("inline",))) as client,
         client.subscribe(incarnation=incarnation, patience=patience) as subscription,
     ):
         yield client, subscription
@@ -88,7 +89,7 @@ async def ready_of(subscription: Subscription) -> EmbeddingChunk:
 async def encode(target: str, receivers: Sequence[str], prompt_id: str = "p", lease_ttl: float | None = None) -> None:
     """What a router does: it encodes for receivers, and sees no tensor."""
     async with (
-        EncoderClient(target, transports=["inline"]) as caller,
+        EncoderClient(target, ClientSettings(transports=("inline",))) as caller,
         caller.encode(
             [ITEM], prompt_id=prompt_id, receivers=receivers, cache_policy=BYPASS, lease_ttl=lease_ttl
         ) as call,
@@ -395,9 +396,9 @@ async def test_what_a_full_pool_made_a_receiver_ask_for_again_is_not_told_as_som
 ) -> None:
     pool = EmbeddingPool(1 << 20, patience=0.05)
     async with (
-        EncoderClient(server.target, receiver=name, transports=["inline"], pool=pool) as client,
+        EncoderClient(server.target, ClientSettings(receiver=name, transports=("inline",)), pool=pool) as client,
         client.subscribe() as subscription,
-        EncoderClient(server.target, transports=["inline"]) as router,
+        EncoderClient(server.target, ClientSettings(transports=("inline",))) as router,
     ):
         await following(subscription, Synced)
         async with router.encode([ITEM], prompt_id="waits", receivers=[name]) as call:

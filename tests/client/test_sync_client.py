@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from encoder_client import (
+    ClientSettings,
     Embedding,
     EmbeddingPool,
     EncoderError,
@@ -52,7 +53,7 @@ def client(pair: list[ServerProcess]) -> Iterator[SyncEncoderClient]:
 
 def client_of(*servers: ServerProcess, most_parts: int = 64, pool: EmbeddingPool | None = None) -> SyncEncoderClient:
     targets = [server.target for server in servers]
-    return SyncEncoderClient(targets, transports=("inline",), most_parts=most_parts, pool=pool)
+    return SyncEncoderClient(targets, ClientSettings(transports=("inline",)), most_parts=most_parts, pool=pool)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -140,7 +141,7 @@ def test_a_deadline_of_one_part(pair: list[ServerProcess], client: SyncEncoderCl
 
 def test_embeddings_are_shared_from_any_thread(pair: list[ServerProcess], client: SyncEncoderClient) -> None:
     targets = [server.target for server in pair]
-    with SyncEncoderClient(targets, transports=("inline",), max_holds=1) as sharing:
+    with SyncEncoderClient(targets, ClientSettings(transports=("inline",)), max_holds=1) as sharing:
         [future] = sharing.submit(ITEMS[:1], timeout=TIMEOUT, polled=False).futures.values()
         embedding = future.result(TIMEOUT)
         opened = sharing.share(embedding).open()

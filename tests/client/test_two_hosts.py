@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from encoder_client import EmbeddingPool, EncoderClient, EncoderClientError, Ready, image
+from encoder_client import ClientSettings, EmbeddingPool, EncoderClient, EncoderClientError, Ready, image
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from tests.photograph import photo
 from tests.server_process import ServerProcess
@@ -118,7 +118,7 @@ async def ready(client: EncoderClient, timeout: float = PATIENCE_SECONDS) -> Emb
 @pytest.mark.parametrize("transport", ["mooncake", "zeromq"])
 async def test_a_link_that_is_slowed_cut_and_restored(link: Link, server: ServerProcess, transport: str) -> None:
     pool = EmbeddingPool(8 << 20)
-    client = EncoderClient(server.target, pool=pool, transports=(transport,), mooncake_host=link.here)
+    client = EncoderClient(server.target, ClientSettings(transports=(transport,), mooncake_host=link.here), pool=pool)
     async with client:
         # The first read by Mooncake sets its engine up, which takes seconds on a busy machine.
         expected = (await client.read(await ready(client))).numpy().copy()

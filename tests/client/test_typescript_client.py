@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from encoder_client import EncoderClient, image
+from encoder_client import ClientSettings, EncoderClient, image
 from tests.client.chunks import ready, rows
 from tests.client.scripted_encoder import ScriptedEncoder
 from tests.photograph import photo
@@ -69,7 +69,7 @@ async def test_typescript_reads_what_python_reads(example: Path, server: ServerP
         file.write_bytes(data)
     code, output, errors = await run(example, server.target, *files)
     assert (code, errors) == (0, "")
-    async with EncoderClient(server.target, transports=("inline",)) as client:
+    async with EncoderClient(server.target, ClientSettings(transports=("inline",))) as client:
         async with client.encode([image(file) for file in files[:2]]) as call:
             expected = [float(embedding.numpy()[0, 0]) for embedding in await call.embeddings()]
         assert (await client.server_info()).load.leases == 0

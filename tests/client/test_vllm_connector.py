@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from encoder_client import Embedding, EmbeddingPool, EncoderClientError, PromptError, SyncEncoderClient, image
+from encoder_client import (
+    ClientSettings,
+    Embedding,
+    EmbeddingPool,
+    EncoderClientError,
+    PromptError,
+    SyncEncoderClient,
+    image,
+)
 from encoder_client.integrations.vllm import rows
 from encoder_client.integrations.vllm.scheduler_side import Feature, SchedulerSide
 from encoder_client.integrations.vllm.settings import ConnectorSettings
@@ -32,7 +40,7 @@ POOL_BYTES = 1 << 20
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[SyncEncoderClient]:
     pool = EmbeddingPool(POOL_BYTES)
-    with SyncEncoderClient([server.target], transports=("inline",), pool=pool, max_holds=8) as client:
+    with SyncEncoderClient([server.target], ClientSettings(transports=("inline",)), pool=pool, max_holds=8) as client:
         yield client
 
 

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2VLImageProcessorPil
 
-from encoder_client import Embedding, EncodeCall, EncoderClient, Ready, image
+from encoder_client import ClientSettings, Embedding, EncodeCall, EncoderClient, Ready, image
 from encoder_client.language import Generation, LanguageOnlyModel
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import MediaItem
@@ -94,7 +94,7 @@ def assert_equal(answer: Generation, reference: Reference) -> None:
 @pytest.mark.parametrize("transport", ["mooncake", "inline"])
 async def test_one_photo(mooncake_server: ServerProcess, models: Models, transport: str) -> None:
     async with (
-        EncoderClient(mooncake_server.target, transports=(transport,)) as client,
+        EncoderClient(mooncake_server.target, ClientSettings(transports=(transport,))) as client,
         client.encode([image(PHOTOS[0])]) as call,
     ):
         [embedding] = await call.embeddings()

@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from encoder_client import EncoderClient, EncoderClientError, EncoderError, image
+from encoder_client import ClientSettings, EncoderClient, EncoderClientError, EncoderError, image
 from encoder_client.language import LanguageOnlyModel
 from encoder_client.worker import WorkerServer, WorkerSettings
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
@@ -57,9 +57,10 @@ async def serving(
     server: ServerProcess, model: LanguageOnlyModel, name: str, **settings: Any
 ) -> AsyncIterator[tuple[WorkerServer, Any]]:
     """A worker, and a stub to call it by."""
-    settings = {"encoders": (server.target,), "transports": ("inline",), "pool_bytes": 1 << 24, **settings}
+    client = ClientSettings(receiver=name, transports=("inline",))
+    settings = {"encoders": (server.target,), "client": client, "pool_bytes": 1 << 24, **settings}
     async with (
-        WorkerServer(WorkerSettings(receiver=name, **settings), model) as worker,
+        WorkerServer(WorkerSettings(**settings), model) as worker,
         grpc.aio.insecure_channel(worker.target) as channel,
     ):
         yield worker, LanguageServiceStub(channel)
@@ -95,7 +96,7 @@ async def encode(
 ) -> None:
     """What a router does for the media."""
     async with (
-        EncoderClient(server.target, transports=["inline"]) as client,
+        EncoderClient(server.target, ClientSettings(transports=("inline",))) as client,
         client.encode(
             items, prompt_id=prompt_id, num_parts=num_parts, receivers=[receiver],
             cache_policy=cache_policy,
@@ -109,7 +110,7 @@ async def expected(server: ServerProcess, model: LanguageOnlyModel) -> tuple[lis
     """What the model says when it is asked directly."""
     content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": QUESTION}]
     async with (
-        EncoderClient(server.target, transports=["inline"]) as client,
+        EncoderClient(server.target, ClientSettings(transports=("inline",))) as client,
         client.encode([item(0), item(1)]) as call,
     ):
         embeddings = await call.embeddings()
@@ -289,7 +290,10 @@ async def test_f38_a_prompt_that_waits_for_a_full_pool_gives_its_leases_back_and
 ) -> None:
     """The pool has room for one prompt, which waits for its other part; the next one's embeddings are READY."""
     policy = CachePolicy.CACHE_POLICY_USE if kept else CachePolicy.CACHE_POLICY_BYPASS
-    async with EncoderClient(server.target, transports=["inline"]) as client, client.encode([item(0), item(1)]) as call:
+    async with (
+        EncoderClient(server.target, ClientSettings(transports=("inline",))) as client,
+        client.encode([item(0), item(1)]) as call,
+    ):
         needed = sum(embedding.nbytes for embedding in await call.embeddings())
     async with serving(server, model, name, pool_bytes=needed + 4096) as (_, stub):
         first, second = stub.Generate(prompt("first")), stub.Generate(prompt("second"))
@@ -323,14 +327,15 @@ async def test_two_workers_of_one_name_are_noticed(server: ServerProcess, model:
     ("settings", "words"),
     [
         ({"encoders": ()}, "targets of its encoders"),
-        ({"receiver": ""}, "receiver's name"),
+        ({"client": ClientSettings()}, "receiver's name"),
         ({"listen": "0.0.0.0:0"}, "--allow-insecure"),
+        ({"listen": "localhost"}, "not HOST:PORT"),
     ],
-    ids=["no encoders", "no name", "all hosts"],
+    ids=["no encoders", "no name", "all hosts", "no port"],
 )
 def test_a_bad_setup_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(EncoderClientError, match=words):
-        WorkerSettings(**{"encoders": ("127.0.0.1:1",), "receiver": "lm", **settings})
+        WorkerSettings(**{"encoders": ("127.0.0.1:1",), "client": ClientSettings(receiver="lm"), **settings})
 
 
 async def test_the_command_serves_answers_what_it_has_and_stops(

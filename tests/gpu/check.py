@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from encoder_client import EncoderClient, image
+from encoder_client import ClientSettings, EncoderClient, image
 from encoder_svc.bench.service import Service
 from encoder_svc.checkpoints import write_checkpoint
 from encoder_svc.engine.batch_budget import MOST, measure_tower
@@ -330,7 +330,7 @@ async def check_reads_by(bench: Bench, checkpoint: Path, mooncake: dict[str, str
     with Service(settings | {"arena_bytes": "64MiB", "input_arena_bytes": "64MiB"}) as service:
         rows: dict[str, torch.Tensor] = {}
         for transport in ("inline", "mooncake"):
-            async with EncoderClient(service.target, transports=(transport,)) as client:
+            async with EncoderClient(service.target, ClientSettings(transports=(transport,))) as client:
                 async with client.encode([image(file.getvalue())], prompt_id=transport, timeout=60) as call:
                     [embedding] = await call.embeddings()
                 rows[transport] = embedding.torch().clone()

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from encoder_client import EncoderClient, EncoderClientError, EncoderError, Ready, image
+from encoder_client import ClientSettings, Credentials, EncoderClient, EncoderClientError, EncoderError, Ready, image
 from encoder_svc.cli.main import main
 from encoder_svc.errors import SetupError
 from encoder_svc.rpc.callers import Callers, Permission
@@ -249,9 +249,16 @@ async def test_a_router_and_a_receiver_of_one_identity_meet_and_no_other_sees_th
     server = start_server(callers=file, log_level="debug", metrics_listen="")
     secrets: list[bytes] = []
     async with (
-        EncoderClient(server.target, token="secret-of-the-router", transports=["inline"]) as router,
-        EncoderClient(server.target, token="secret-of-the-receiver", receiver="lm", transports=["inline"]) as mine,
-        EncoderClient(server.target, token="secret-of-others", receiver="lm", transports=["inline"]) as theirs,
+        EncoderClient(
+            server.target, ClientSettings(Credentials(token="secret-of-the-router"), transports=("inline",))
+        ) as router,
+        EncoderClient(
+            server.target,
+            ClientSettings(Credentials(token="secret-of-the-receiver"), receiver="lm", transports=("inline",)),
+        ) as mine,
+        EncoderClient(
+            server.target, ClientSettings(Credentials(token="secret-of-others"), receiver="lm", transports=("inline",))
+        ) as theirs,
         mine.subscribe() as subscription,
         theirs.subscribe() as others,
     ):
@@ -305,14 +312,14 @@ async def encode_by_command(target: str, folder: Path, token: str) -> int:
 async def test_a_token_goes_to_no_other_host_in_plain_text() -> None:
     for target in ("encoder-a:50051", "10.0.0.7:50051", "dns:///encoder"):
         with pytest.raises(EncoderClientError, match="plain text") as refused:
-            EncoderClient(target, token="secret")
+            EncoderClient(target, ClientSettings(Credentials(token="secret")))
         assert "secret" not in str(refused.value)
     for target in ("127.0.0.1:50051", "localhost:50051", "[::1]:50051", "unix:/run/encoder.sock"):
-        async with EncoderClient(target, token="secret"):
+        async with EncoderClient(target, ClientSettings(Credentials(token="secret"))):
             pass
-    async with EncoderClient("encoder-a:50051", token="secret", token_in_plain_text=True):
+    async with EncoderClient("encoder-a:50051", ClientSettings(Credentials(token="secret", token_in_plain_text=True))):
         pass
-    async with EncoderClient("encoder-a:50051", token="secret", credentials=grpc.ssl_channel_credentials()):
+    async with EncoderClient("encoder-a:50051", ClientSettings(Credentials(grpc.ssl_channel_credentials(), "secret"))):
         pass
 
 
@@ -322,8 +329,8 @@ async def test_a_token_goes_by_tls(tmp_path: Path, tokens: Path) -> None:
     credentials = grpc.ssl_channel_credentials(authority.certificate.read_bytes())
     async with (
         served(tokens, tls_certificate=own.certificate, tls_key=own.key) as (server, _),
-        EncoderClient(server.target, credentials=credentials, token="may-info") as client,
-        EncoderClient(server.target, credentials=credentials) as stranger,
+        EncoderClient(server.target, ClientSettings(Credentials(credentials, "may-info"))) as client,
+        EncoderClient(server.target, ClientSettings(Credentials(credentials))) as stranger,
     ):
         assert (await client.server_info()).encoder.instance_id == "me"
         with pytest.raises(EncoderError) as refused:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from encoder_client import SyncEncoderClient
+from encoder_client import ClientSettings, SyncEncoderClient
 from encoder_svc.checkpoints import write_checkpoint
 from tests.conftest import StartServer, servers
 from tests.server_process import ServerProcess
@@ -69,7 +69,7 @@ def deployment(
     with servers(model) as start, engines(vllm, model) as start_engine:
         encoder = start()
         engine = start_engine(encoder, architecture=ARCHITECTURES[request.param])
-        with SyncEncoderClient([encoder.target], transports=("inline",)) as client:
+        with SyncEncoderClient([encoder.target], ClientSettings(transports=("inline",))) as client:
             yield Deployment(encoder, engine, client, answers, start, start_engine)
 
 

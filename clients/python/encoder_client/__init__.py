@@ -7,7 +7,9 @@ them.
 from __future__ import annotations
 
 from encoder_client.client import EncoderClient
+from encoder_client.client_settings import ClientSettings
 from encoder_client.content_key import content_key, item_content_key
+from encoder_client.credentials import Credentials
 from encoder_client.embedding import Embedding
 from encoder_client.encode_call import EncodeCall
 from encoder_client.errors import (
@@ -51,7 +53,9 @@ from encoder_client.transport_choice import TransportStatistics
 __all__ = [
     "Accepted",
     "ChunkError",
+    "ClientSettings",
     "Complete",
+    "Credentials",
     "Embedding",
     "EmbeddingHandle",
     "EmbeddingPool",

@@ -6,23 +6,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from encoder_client import chunk_checks, in_place
-from encoder_client.caller_token import CallerToken
+from encoder_client import chunk_checks
+from encoder_client.client_settings import ClientSettings
 from encoder_client.connections import Connections
+from encoder_client.durations import duration
 from encoder_client.embedding import Embedding
 from encoder_client.encode_call import EncodeCall
-from encoder_client.errors import EncoderError, ReadError, from_rpc_error
+from encoder_client.errors import ReadError, from_rpc_error
 from encoder_client.in_place import InPlaceReads
+from encoder_client.leases import Leases
 from encoder_client.media import add_placed
 from encoder_client.part_reads import PartReads, gone
 from encoder_client.pool.embedding_pool import EmbeddingPool, Slot
@@ -31,12 +32,12 @@ from encoder_client.stub import EncoderStub
 from encoder_client.subscriptions.subscription import Subscription
 from encoder_client.transport_choice import TransportChoice, TransportStatistics
 from encoder_client.transport_loading import load_readers
-from encoder_client.transports import TRANSPORTS, SlotClosedError, TransportError
+from encoder_client.transports import SlotClosedError, TransportError
 from encoder_client.transports.inline import InlineReader
 from encoder_client.transports.shared_memory import SharedMemoryReader
 from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef
-from epd.encoder.v1.encoder_service_pb2 import CachePolicy, Delivery, LeaseState, ReadOutcome
+from epd.encoder.v1.encoder_service_pb2 import CachePolicy, Delivery
 from epd.encoder.v1.media_pb2 import MediaItem
 
 logger = logging.getLogger("encoder_client")
@@ -52,20 +53,11 @@ class EncoderClient:
     Args:
         target: the gRPC target of one encoder, such as ``127.0.0.1:50051``. Chunks of other encoders, which another
             process received, are read at the target that they name.
-        credentials: TLS; None speaks plain text.
-        token: proves who calls, to encoders with a file of callers. It goes to every encoder whose chunks are read.
-        token_in_plain_text: let the token go to other hosts without TLS.
-        receiver: the name under which leases are granted to this process. Empty: the caller of ``Encode``.
+        settings: how encoders are reached, and by what embeddings are read. None: the defaults.
         pool: where embeddings are read to. None: a pool of 256 MiB.
-        transports: names, the preferred first. One that cannot be loaded here is left out, with a line in the log; one
-            that does not reach an encoder is passed over.
-        mooncake_host: the address of this host for Mooncake peers. Empty: found from the route to the encoder.
-        mooncake_devices: RDMA devices of this host, with commas between them. Empty: all.
-        expected_fingerprint: 32 bytes: only embeddings of exactly these weights, dtype, preprocessing and width are
-            taken. Empty: any.
-        read_timeout: seconds that a read may take, waiting for space not counted, and for space again as many.
-        channels: connections to each encoder. More than one helps if large reads in band share them with calls.
-        in_place_bytes: of all embeddings that :meth:`read_in_place` leaves in the encoder's memory at a time.
+
+    Raises:
+        EncoderClientError: the token may not go to ``target``, or none of the transports can be loaded here.
 
     Example:
         >>> async with EncoderClient("127.0.0.1:50051") as client:
@@ -75,34 +67,19 @@ class EncoderClient:
     """
 
     def __init__(
-        self,
-        target: str,
-        *,
-        credentials: grpc.ChannelCredentials | None = None,
-        token: str = "",
-        token_in_plain_text: bool = False,
-        receiver: str = "",
-        pool: EmbeddingPool | None = None,
-        transports: Sequence[str] = TRANSPORTS,
-        mooncake_host: str = "",
-        mooncake_devices: str = "",
-        expected_fingerprint: bytes = b"",
-        read_timeout: float = 30.0,
-        channels: int = 1,
-        in_place_bytes: int = in_place.DEFAULT_BYTES,
+        self, target: str, settings: ClientSettings | None = None, *, pool: EmbeddingPool | None = None
     ) -> None:
         self.target = target
-        self.receiver = receiver
+        self.settings = settings or ClientSettings()
         self.pool = pool if pool is not None else EmbeddingPool()
-        self.expected_fingerprint = expected_fingerprint
-        self.read_timeout = read_timeout
-        caller = CallerToken(token, credentials, in_plain_text=token_in_plain_text)
-        self._connections = Connections(target, credentials, min(5.0, read_timeout), channels, caller)
+        self._connections = Connections(target, self.settings)
+        self._leases = Leases(self._connections, self.settings.receiver, self.settings.read_timeout)
         inline = InlineReader(self._connections.stub_of)
-        self._choice = TransportChoice(load_readers(transports, self.pool, mooncake_host, mooncake_devices, inline))
-        shared = self._choice.readers.get(SharedMemoryReader.name)
+        readers = load_readers(self.settings, self.pool, inline)
+        self._choice = TransportChoice(readers)
+        shared = readers.get(SharedMemoryReader.name)
         self._in_place = (
-            InPlaceReads(shared, self._renew_one, self._release_one, in_place_bytes)
+            InPlaceReads(shared, self._leases.renew_one, self._leases.release, self.settings.in_place_bytes)
             if isinstance(shared, SharedMemoryReader)
             else None
         )
@@ -150,14 +127,15 @@ class EncoderClient:
         """
         other = copy(self)
         other.target = target
-        other.expected_fingerprint = expected_fingerprint or self.expected_fingerprint
+        if expected_fingerprint:
+            other.settings = replace(self.settings, expected_fingerprint=expected_fingerprint)
         if host:
             self._connections.name(target, host)
         return other
 
     def forget(self, target: str) -> None:
         """Closes what is open to an encoder, behind what is under way. The next call to it connects again."""
-        self._connections.forget(target, self.read_timeout)
+        self._connections.forget(target, self.settings.read_timeout)
 
     def encode(
         self,
@@ -202,15 +180,15 @@ class EncoderClient:
             priority=priority,
             cache_policy=cache_policy,
             cache_salt=cache_salt,
-            expected_fingerprint=self.expected_fingerprint,
-            lease_ttl=_duration(lease_ttl),
+            expected_fingerprint=self.settings.expected_fingerprint,
+            lease_ttl=duration(lease_ttl),
             skip_layout=skip_layout,
         )
         add_placed(request, items)
         return EncodeCall(self, request, timeout)
 
     def subscribe(self, *, incarnation: int | None = None, patience: float | None = None) -> Subscription:
-        """Receives what is addressed to :attr:`receiver`, whoever asked for it; begins with ``async with``.
+        """Receives what is addressed to the receiver of the settings, whoever asked for it; begins with ``async with``.
 
         Args:
             incarnation: grows with every life of the receiver: a new one takes over, and the leases that an older one
@@ -220,8 +198,8 @@ class EncoderClient:
         Raises:
             ValueError: the client has no receiver's name.
         """
-        if not self.receiver:
-            raise ValueError("only a named receiver can subscribe: give EncoderClient a receiver")
+        if not self.settings.receiver:
+            raise ValueError("only a named receiver can subscribe: give ClientSettings a receiver")
         return Subscription(self, time.time_ns() if incarnation is None else incarnation, patience)
 
     async def read(self, chunk: EmbeddingChunk, *, transports: Sequence[str] = ()) -> Embedding:
@@ -232,7 +210,7 @@ class EncoderClient:
         again by its content key; :meth:`EncodeCall.embeddings`, which has the media, can do more.
 
         Args:
-            chunk: READY, with a lease for :attr:`receiver`.
+            chunk: READY, with a lease for the receiver of the settings.
             transports: names, the preferred first. Empty: those of the client.
 
         Raises:
@@ -258,11 +236,11 @@ class EncoderClient:
         reader = ChunkReader(
             self._choice,
             transports or self.transports,
-            self.receiver,
-            self.expected_fingerprint,
+            self.settings.receiver,
+            self.settings.expected_fingerprint,
             self._connections.releases_of(chunk.encoder),
         )
-        return await reader.read(chunk, slot, self.read_timeout)
+        return await reader.read(chunk, slot, self.settings.read_timeout)
 
     async def read_in_place(self, chunk: EmbeddingChunk) -> Embedding:
         """As :meth:`read`, but without a copy where shared memory reaches the encoder.
@@ -275,13 +253,13 @@ class EncoderClient:
             ChunkError, PoolError, ReadError: see :meth:`read`.
         """
         chunk_checks.check_ready(chunk)
-        lease = chunk_checks.lease_of(chunk, self.receiver)
+        lease = chunk_checks.lease_of(chunk, self.settings.receiver)
         names = (SharedMemoryReader.name,)
         if self._in_place is not None and self._in_place.has_room(chunk.nbytes):
             for _, locator in self._choice.order(names, chunk, time.monotonic()):
                 try:
-                    chunk_checks.check_fingerprint(chunk, self.expected_fingerprint)
-                    embedding = await self._in_place.read(chunk, locator, lease, self.read_timeout / 2)
+                    chunk_checks.check_fingerprint(chunk, self.settings.expected_fingerprint)
+                    embedding = await self._in_place.read(chunk, locator, lease, self.settings.read_timeout / 2)
                 except SlotClosedError:
                     await self.abandon([chunk])
                     raise ReadError(
@@ -299,13 +277,7 @@ class EncoderClient:
 
     async def abandon(self, chunks: Sequence[EmbeddingChunk]) -> None:
         """Gives back the leases of READY chunks that nobody will read. What cannot be given back runs out by itself."""
-        waits = [
-            self._connections.releases_of(chunk.encoder).release(lease.lease_id, ReadOutcome.READ_OUTCOME_ABANDONED)
-            for chunk in chunks
-            for lease in chunk.leases
-            if lease.receiver_id == self.receiver
-        ]
-        await asyncio.gather(*waits, return_exceptions=True)
+        await self._leases.abandon(chunks)
 
     async def renew(self, chunks: Sequence[EmbeddingChunk], ttl: float | None = None) -> list[float]:
         """Extends this receiver's leases of READY chunks.
@@ -321,28 +293,7 @@ class EncoderClient:
             ReadError: a lease had ended.
             EncoderError: the call failed.
         """
-        if not chunks:
-            return []
-        leases = [chunk_checks.lease_of(chunk, self.receiver).lease_id for chunk in chunks]
-        request = service.RenewRequest(lease_ids=leases, ttl=_duration(ttl))
-        try:
-            response = await self._connections.stub_of(chunks[0].encoder).renew(request, timeout=self.read_timeout)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
-        for chunk, status in zip(chunks, response.leases, strict=True):
-            if status.state != LeaseState.LEASE_STATE_HELD:
-                state = LeaseState.Name(status.state).removeprefix("LEASE_STATE_")
-                raise ReadError(f"the lease of part {chunk.part_idx} cannot be renewed: it is {state}")
-        return [status.ttl.ToNanoseconds() / 1e9 for status in response.leases]
-
-    async def _renew_one(self, chunk: EmbeddingChunk) -> float:
-        [seconds] = await self.renew([chunk])
-        return seconds
-
-    async def _release_one(self, chunk: EmbeddingChunk) -> None:
-        lease = chunk_checks.lease_of(chunk, self.receiver)
-        with suppress(EncoderError):  # it runs out by itself
-            await self._connections.releases_of(chunk.encoder).release(lease.lease_id, ReadOutcome.READ_OUTCOME_OK)
+        return await self._leases.renew(chunks, ttl)
 
     async def cancel(self, *, request_id: str = "", prompt_id: str = "") -> service.CancelResponse:
         """Cancels the parts of a request or of a prompt that are not READY; give one of the two.
@@ -354,7 +305,7 @@ class EncoderClient:
             raise ValueError("give either request_id or prompt_id")
         target = {"request_id": request_id} if request_id else {"prompt_id": prompt_id}
         try:
-            return await self.stub.cancel(service.CancelRequest(**target), timeout=self.read_timeout)
+            return await self.stub.cancel(service.CancelRequest(**target), timeout=self.settings.read_timeout)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
 
@@ -388,11 +339,3 @@ class EncoderClient:
     def note_encoder(self, encoder: EncoderRef) -> None:
         """Learns which server answers at :attr:`target`, so that its chunks are read on the same channel."""
         self._connections.note_encoder(encoder, self.target)
-
-
-def _duration(seconds: float | None) -> Duration | None:
-    if seconds is None:
-        return None
-    result = Duration()
-    result.FromNanoseconds(round(seconds * 1e9))
-    return result

@@ -9,10 +9,13 @@ from itertools import cycle
 import grpc
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from encoder_client.caller_token import CallerToken
+from encoder_client.client_settings import ClientSettings
 from encoder_client.releases import ReleaseBatcher
 from encoder_client.stub import EncoderStub, Metadata
 from epd.encoder.v1.embedding_pb2 import EncoderRef
+
+RELEASE_SECONDS = 5.0
+"""That giving a lease back may take, at most."""
 
 _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", -1),
@@ -61,29 +64,16 @@ class Connections:
 
     Args:
         target: the encoder of chunks that name none.
-        credentials: TLS, for all encoders; None speaks plain text.
-        release_timeout: seconds that giving a lease back may take.
-        channels: connections to each encoder.
-        token: goes with each call. None: there is none.
+        settings: how they are reached.
 
     Raises:
         EncoderClientError: the token may not go to ``target``.
     """
 
-    def __init__(
-        self,
-        target: str,
-        credentials: grpc.ChannelCredentials | None,
-        release_timeout: float,
-        channels: int = 1,
-        token: CallerToken | None = None,
-    ) -> None:
-        self._token = token if token is not None else CallerToken()
-        self._token.metadata_for(target)
+    def __init__(self, target: str, settings: ClientSettings) -> None:
+        settings.credentials.metadata_for(target)
         self._target = target
-        self._credentials = credentials
-        self._release_timeout = release_timeout
-        self._count = channels
+        self._settings = settings
         self._names: dict[str, str] = {}
         self._encoders: dict[str, _Encoder] = {}
         self._targets: dict[str, str] = {}
@@ -147,18 +137,19 @@ class Connections:
 
     def _encoder(self, target: str) -> _Encoder:
         if target not in self._encoders:
-            metadata = self._token.metadata_for(target)
-            channels = [self._channel(target) for _ in range(self._count)]
-            self._encoders[target] = _Encoder(channels, metadata, self._release_timeout)
+            metadata = self._settings.credentials.metadata_for(target)
+            channels = [self._channel(target) for _ in range(self._settings.channels)]
+            self._encoders[target] = _Encoder(channels, metadata, min(RELEASE_SECONDS, self._settings.read_timeout))
         return self._encoders[target]
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         options = _CHANNEL_OPTIONS
-        if self._count > 1:
+        if self._settings.channels > 1:
             # Channels of equal options would share one connection.
             options = (*options, ("grpc.use_local_subchannel_pool", 1))
-        if self._credentials is None:
+        credentials = self._settings.credentials.channel
+        if credentials is None:
             return grpc.aio.insecure_channel(target, options=options)
         if target in self._names:
             options = (*options, ("grpc.ssl_target_name_override", self._names[target]))
-        return grpc.aio.secure_channel(target, self._credentials, options=options)
+        return grpc.aio.secure_channel(target, credentials, options=options)

@@ -243,7 +243,7 @@ class EncodeCall:
     async def _encode_again(self, chunk: EmbeddingChunk) -> EmbeddingChunk:
         """Has the part of a READY chunk encoded once more; tries again, within the deadline, if the encoder is full."""
         loop = asyncio.get_running_loop()
-        asked, receiver = self._request, self._client.receiver
+        asked, receiver = self._request, self._client.settings.receiver
         request = service.EncodeRequest(
             prompt_id=chunk.prompt_id,
             num_parts=chunk.num_parts,
@@ -258,7 +258,7 @@ class EncodeCall:
             skip_layout=True,
         )
         end = self._deadline
-        last_try = loop.time() + self._client.read_timeout if end is None else end
+        last_try = loop.time() + self._client.settings.read_timeout if end is None else end
         while True:
             try:
                 timeout = None if end is None else max(0.001, end - loop.time())

@@ -68,7 +68,7 @@ class PartReads:
             PoolError: they are larger than the pool.
         """
         if self._space is None:
-            self._space = self._client.pool.ask(prompt_id, sizes, self._client.read_timeout, self._stall)
+            self._space = self._client.pool.ask(prompt_id, sizes, self._client.settings.read_timeout, self._stall)
         return self._space
 
     def offer(self, ready: Iterable[EmbeddingChunk]) -> None:
@@ -157,12 +157,12 @@ class PartReads:
         )
         stub = self._client.connections.stub_of(chunk.encoder)
         try:
-            again = (await stub.acquire(request, timeout=self._client.read_timeout)).chunk
+            again = (await stub.acquire(request, timeout=self._client.settings.read_timeout)).chunk
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         again.request_id = chunk.request_id
         for lease in again.leases:
-            lease.receiver_id = self._client.receiver
+            lease.receiver_id = self._client.settings.receiver
         return again
 
 

@@ -10,9 +10,8 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
-import grpc
-
 from encoder_client.client import EncoderClient
+from encoder_client.client_settings import ClientSettings
 from encoder_client.fleet.balancing import KnownContents
 from encoder_client.fleet.dispatcher import Dispatcher
 from encoder_client.fleet.encoder_health import HealthState
@@ -38,18 +37,10 @@ class EncoderFleet:
     Args:
         targets: gRPC targets, each one encoder. ``dns:NAME:PORT`` stands for every address that the name has, looked up
             again and again. Two addresses of one server count once: a server is its ``instance_id``.
-        credentials: TLS, for all; the certificate of an address that came from a name must have that name.
-        token: as for :class:`EncoderClient`, like the eight that follow. All encoders get it.
-        token_in_plain_text: let it go to other hosts without TLS.
-        receiver: the name of this process.
-        pool: where all embeddings are read to.
-        transports: the preferred first.
-        mooncake_host: the address of this host.
-        mooncake_devices: RDMA devices of this host.
-        expected_fingerprint: 32 bytes: encoders that make other embeddings get nothing. Empty: all encoders must make
-            the same, otherwise no prompt is taken.
-        read_timeout: seconds.
-        channels: connections to each encoder.
+        settings: as for :class:`EncoderClient`. Without an ``expected_fingerprint`` all encoders must make the same
+            embeddings, otherwise no prompt is taken; with one, those that make others get nothing. By TLS, an address
+            that came from a name must show the certificate of that name.
+        pool: where all embeddings are read to. None: a pool of 256 MiB.
         poll_seconds: how often each encoder is asked for its load and health. It is left out after three polls in a row
             without an answer, and at once when a connection breaks.
         resolve_seconds: how often names are looked up.
@@ -65,18 +56,9 @@ class EncoderFleet:
     def __init__(
         self,
         targets: Sequence[str],
+        settings: ClientSettings | None = None,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
-        token: str = "",
-        token_in_plain_text: bool = False,
-        receiver: str = "",
         pool: EmbeddingPool | None = None,
-        transports: Sequence[str] = ("mooncake", "inline"),
-        mooncake_host: str = "",
-        mooncake_devices: str = "",
-        expected_fingerprint: bytes = b"",
-        read_timeout: float = 30.0,
-        channels: int = 2,
         poll_seconds: float = 1.0,
         resolve_seconds: float = 10.0,
         retry_seconds: float = 30.0,
@@ -84,20 +66,7 @@ class EncoderFleet:
     ) -> None:
         if not targets:
             raise ValueError("a fleet needs at least one target")
-        self._client = EncoderClient(
-            targets[0],
-            credentials=credentials,
-            token=token,
-            token_in_plain_text=token_in_plain_text,
-            receiver=receiver,
-            pool=pool,
-            transports=transports,
-            mooncake_host=mooncake_host,
-            mooncake_devices=mooncake_devices,
-            expected_fingerprint=expected_fingerprint,
-            read_timeout=read_timeout,
-            channels=channels,
-        )
+        self._client = EncoderClient(targets[0], settings, pool=pool)
         self._random = random or Random()  # noqa: S311 # it balances, it guards nothing
         self._retry_seconds = retry_seconds
         self._contents = KnownContents()
@@ -199,7 +168,7 @@ class EncoderFleet:
             self._roster,
             self._contents,
             self._retry_seconds,
-            self._client.expected_fingerprint,
+            self._client.settings.expected_fingerprint,
             self._random,
             sink,
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import logging
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from encoder_client.credential_arguments import add_credential_arguments, credentials_of
 from encoder_client.errors import EncoderClientError
+from epd.addresses import is_loopback, split_address
 
 if TYPE_CHECKING:
     from encoder_client.proxy.server import ProxySettings
@@ -25,10 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-insecure", action="store_true", help="serve other hosts, and send the token to them, in plain text"
     )
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="holds the token to call encoders with")
-    parser.add_argument(
-        "--tls-ca", type=Path, metavar="FILE", help="PEM; call encoders by TLS, whose certificates it signed"
-    )
+    add_credential_arguments(parser)
     parser.add_argument("--encode-seconds", type=float, default=60.0, help="deadline of a request's media")
     parser.add_argument("--max-body-bytes", type=int, default=64 << 20, help="the largest chat request")
     parser.add_argument("--max-requests", type=int, default=1024, help="chat requests at once")
@@ -46,10 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         message = f"the proxy needs the extra: pip install 'encoder-client[proxy]' ({error})"
         raise EncoderClientError(message) from None
-    host, colon, port = arguments.listen.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise EncoderClientError(f"--listen takes HOST:PORT, not {arguments.listen}")
-    if not arguments.allow_insecure and not _is_loopback(host):
+    try:
+        host, port = split_address(arguments.listen)
+    except ValueError:
+        raise EncoderClientError(f"--listen takes HOST:PORT, not {arguments.listen}") from None
+    if not arguments.allow_insecure and not is_loopback(host):
         raise EncoderClientError(
             f"listening on {arguments.listen} would serve other hosts in plain text; listen on 127.0.0.1, or allow it "
             "by --allow-insecure if the network is trusted"
@@ -60,11 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
         encode_seconds=arguments.encode_seconds,
         max_body_bytes=arguments.max_body_bytes,
         max_requests=arguments.max_requests,
-        token=_read(arguments.token_file).decode().strip() if arguments.token_file else "",
-        authority=_read(arguments.tls_ca) if arguments.tls_ca else None,
-        token_in_plain_text=arguments.allow_insecure,
+        credentials=credentials_of(arguments, token_in_plain_text=arguments.allow_insecure),
     )
-    return asyncio.run(_serve(settings, host, int(port)))
+    return asyncio.run(_serve(settings, host, port))
 
 
 async def _serve(settings: ProxySettings, host: str, port: int) -> int:
@@ -77,17 +73,3 @@ async def _serve(settings: ProxySettings, host: str, port: int) -> int:
         print(f"encoder-client proxy ready address={address}", flush=True)
         await stop.wait()
     return 0
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise EncoderClientError(f"cannot read {file}: {error.strerror}") from None

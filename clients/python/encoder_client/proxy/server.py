@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
 
+from encoder_client.client_settings import ClientSettings
+from encoder_client.credentials import Credentials
 from encoder_client.errors import EncoderClientError, EncoderError, PromptError
 from encoder_client.events import Ready
 from encoder_client.fleet.encoder_fleet import EncoderFleet
@@ -53,12 +55,8 @@ class ProxySettings:
     """The largest chat request."""
     max_requests: int = 1024
     """Chat requests at once; more are told to come again."""
-    token: str = field(default="", repr=False)
-    """Proves to encoders who calls."""
-    authority: bytes | None = field(default=None, repr=False)
-    """PEM of the authority that encoders' certificates come from. None: plain text."""
-    token_in_plain_text: bool = False
-    """Let the token go to other hosts without TLS."""
+    credentials: Credentials = field(default_factory=Credentials)
+    """For calls to encoders."""
 
 
 class Proxy:
@@ -170,13 +168,8 @@ async def serving(settings: ProxySettings, host: str, port: int) -> AsyncIterato
     Raises:
         EncoderClientError: the address cannot be listened on.
     """
-    fleet = EncoderFleet(
-        settings.encoders,
-        credentials=None if settings.authority is None else grpc.ssl_channel_credentials(settings.authority),
-        token=settings.token,
-        token_in_plain_text=settings.token_in_plain_text,
-        transports=("inline",),  # nothing is read here
-    )
+    # Nothing is read here.
+    fleet = EncoderFleet(settings.encoders, ClientSettings(settings.credentials, transports=("inline",)))
     # Answers take as long as they take, and calls to vLLM are bounded by max_requests.
     session = ClientSession(timeout=ClientTimeout(total=None, sock_connect=10.0), connector=TCPConnector(limit=0))
     async with fleet, session:

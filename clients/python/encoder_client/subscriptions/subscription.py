@@ -59,7 +59,7 @@ class Subscription:
         """The encoder has answered, and that call has not ended."""
         self._client = client
         self._patience = patience
-        self._parts = ReceivedParts(client.receiver, client.expected_fingerprint)
+        self._parts = ReceivedParts(client.settings.receiver, client.settings.expected_fingerprint)
         self._stream: grpc.aio.UnaryStreamCall[SubscribeRequest, SubscribeResponse] | None = None
         self._events: AsyncGenerator[SubscriptionEvent, None] | None = None
 
@@ -89,7 +89,7 @@ class Subscription:
 
     async def _receive(self) -> AsyncGenerator[SubscriptionEvent, None]:
         loop = asyncio.get_running_loop()
-        request = SubscribeRequest(receiver_id=self._client.receiver, incarnation=self.incarnation)
+        request = SubscribeRequest(receiver_id=self._client.settings.receiver, incarnation=self.incarnation)
         pause, alive_at = FIRST_PAUSE, loop.time()
         while True:
             self._parts.connected()

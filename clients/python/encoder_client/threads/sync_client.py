@@ -16,6 +16,7 @@ from typing import Self
 
 import grpc
 
+from encoder_client.client_settings import ClientSettings
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderClientError, EncoderError, HandleError, PartError, PoolError
 from encoder_client.events import Layout
@@ -50,16 +51,8 @@ class SyncEncoderClient:
 
     Args:
         targets: as for :class:`EncoderFleet`.
-        credentials: TLS.
-        token: as for :class:`EncoderFleet`, like the next.
-        token_in_plain_text: let it go to other hosts without TLS.
+        settings: as for :class:`EncoderFleet`.
         pool: where embeddings are read to. None: a pool of 256 MiB. It must be nobody else's.
-        receiver: as for :class:`EncoderClient`, like the five that follow.
-        transports: the preferred first.
-        mooncake_host: the address of this host.
-        mooncake_devices: RDMA devices of this host.
-        expected_fingerprint: 32 bytes, or empty.
-        read_timeout: seconds.
         most_parts: parts that may be under way or wait for :meth:`poll`. More are refused.
         max_holds: embeddings that other processes of the host may have open at once, by :meth:`share`. 0: the pool is
             not shared.
@@ -78,37 +71,15 @@ class SyncEncoderClient:
     def __init__(
         self,
         targets: Sequence[str],
+        settings: ClientSettings | None = None,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
-        token: str = "",
-        token_in_plain_text: bool = False,
         pool: EmbeddingPool | None = None,
-        receiver: str = "",
-        transports: Sequence[str] = ("mooncake", "inline"),
-        mooncake_host: str = "",
-        mooncake_devices: str = "",
-        expected_fingerprint: bytes = b"",
-        read_timeout: float = 30.0,
         most_parts: int = 4096,
         max_holds: int = 0,
     ) -> None:
-        make = partial(
-            EncoderFleet,
-            targets,
-            credentials=credentials,
-            token=token,
-            token_in_plain_text=token_in_plain_text,
-            receiver=receiver,
-            pool=pool,
-            transports=transports,
-            mooncake_host=mooncake_host,
-            mooncake_devices=mooncake_devices,
-            expected_fingerprint=expected_fingerprint,
-            read_timeout=read_timeout,
-        )
         self._thread = LoopThread("encoder-client")
         self._prompts = _Prompts(most_parts, max_holds)
-        self._thread.run(self._prompts.open(make)).result(START_SECONDS)
+        self._thread.run(self._prompts.open(partial(EncoderFleet, targets, settings, pool=pool))).result(START_SECONDS)
 
     def submit(
         self,

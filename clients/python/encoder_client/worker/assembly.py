@@ -152,11 +152,11 @@ class Assembly:
             part, arrival = self._given_back.popitem()
             chunk = arrival.chunk
             request = AcquireRequest(
-                content_key=chunk.content_key, receivers=[arrival.client.receiver], prompt_id=chunk.prompt_id,
+                content_key=chunk.content_key, receivers=[arrival.client.settings.receiver], prompt_id=chunk.prompt_id,
                 part_idx=part, num_parts=chunk.num_parts,
             )  # fmt: skip
             try:
-                await arrival.client.stub.acquire(request, timeout=arrival.client.read_timeout)
+                await arrival.client.stub.acquire(request, timeout=arrival.client.settings.read_timeout)
             except grpc.aio.AioRpcError as error:
                 await missing(part, from_rpc_error(error))
 

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from encoder_client.client_settings import ClientSettings
+from encoder_client.credential_arguments import add_credential_arguments, credentials_of
 from encoder_client.errors import EncoderClientError
 from encoder_client.worker.server import WorkerServer, WorkerSettings
 
@@ -21,7 +23,7 @@ DRAIN_SECONDS = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    defaults = WorkerSettings(encoders=("",), receiver="-")
+    defaults = WorkerSettings(encoders=("",), client=ClientSettings(receiver="-"))
     parser.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--encoders", type=_names, required=True, help="gRPC targets, with commas between them")
     parser.add_argument("--receiver", required=True, help="the name that the encoders know this worker by")
@@ -29,13 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-insecure", action="store_true", help="serve other hosts, and send the token to them, in plain text"
     )
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="holds the token to call encoders with")
-    parser.add_argument(
-        "--tls-ca", type=Path, metavar="FILE", help="PEM; call encoders by TLS, whose certificates it signed"
-    )
+    add_credential_arguments(parser)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu", help="as torch names it")
-    parser.add_argument("--transports", type=_names, default=defaults.transports, help="the preferred first")
+    parser.add_argument("--transports", type=_names, default=defaults.client.transports, help="the preferred first")
     parser.add_argument("--pool-bytes", type=int, default=defaults.pool_bytes, help="memory that is read into")
     parser.add_argument("--max-prompts", type=int, default=defaults.max_prompts, help="prompts at once")
     parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, help="tokens of an answer at most")
@@ -50,18 +49,23 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     settings = WorkerSettings(
         encoders=arguments.encoders,
-        receiver=arguments.receiver,
+        client=_client_settings(arguments),
         listen=arguments.listen,
-        transports=arguments.transports,
         pool_bytes=arguments.pool_bytes,
         max_prompts=arguments.max_prompts,
         max_tokens=arguments.max_tokens,
-        token=_read(arguments.token_file).decode().strip() if arguments.token_file else "",
-        authority=_read(arguments.tls_ca) if arguments.tls_ca else None,
         allow_insecure=arguments.allow_insecure,
     )
     model = _load(arguments.model, arguments.dtype, arguments.device)
     return asyncio.run(_serve(settings, model))
+
+
+def _client_settings(arguments: argparse.Namespace) -> ClientSettings:
+    credentials = credentials_of(arguments, token_in_plain_text=arguments.allow_insecure)
+    try:
+        return ClientSettings(credentials, receiver=arguments.receiver, transports=arguments.transports)
+    except ValueError as error:
+        raise EncoderClientError(str(error)) from None
 
 
 def _load(folder: Path, dtype: str, device: str) -> LanguageModel:
@@ -80,7 +84,7 @@ async def _serve(settings: WorkerSettings, model: LanguageModel) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with WorkerServer(settings, model) as worker:
-        print(f"encoder-client worker ready target={worker.target} receiver={settings.receiver}", flush=True)
+        print(f"encoder-client worker ready target={worker.target} receiver={settings.client.receiver}", flush=True)
         waits = [asyncio.create_task(stop.wait()), asyncio.create_task(worker.lost())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -92,13 +96,6 @@ async def _serve(settings: WorkerSettings, model: LanguageModel) -> int:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
     return 0
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise EncoderClientError(f"cannot read {file}: {error.strerror}") from None
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,11 +16,13 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from encoder_client.client import EncoderClient
+from encoder_client.client_settings import ClientSettings
 from encoder_client.errors import EncoderClientError
 from encoder_client.pool.embedding_pool import EmbeddingPool
 from encoder_client.worker.assembly import give_back
 from encoder_client.worker.inbox import Inbox
 from encoder_client.worker.servicer import SERVICE, LanguageModel, LanguageServicer
+from epd.addresses import is_loopback, split_address
 from epd.language.v1.language_service_pb2_grpc import add_LanguageServiceServicer_to_server
 
 logger = logging.getLogger("encoder_client")
@@ -33,11 +34,10 @@ class WorkerSettings:
 
     encoders: tuple[str, ...]
     """gRPC targets of its encoders."""
-    receiver: str
-    """The name that they know it by. No other process may have it."""
+    client: ClientSettings
+    """How they are reached. No other process may have its receiver's name."""
     listen: str = "127.0.0.1:0"
     """``HOST:PORT``; port 0 takes a free one."""
-    transports: tuple[str, ...] = ("mooncake", "inline")
     pool_bytes: int = 256 << 20
     """Memory that embeddings are read into."""
     max_prompts: int = 64
@@ -46,17 +46,17 @@ class WorkerSettings:
     """Tokens of an answer at most."""
     space_seconds: float = 30.0
     """How long a prompt waits for space in the pool."""
-    token: str = field(default="", repr=False)
-    """Proves to encoders who calls."""
-    authority: bytes | None = field(default=None, repr=False)
-    """PEM of the authority that encoders' certificates come from. None: plain text."""
     allow_insecure: bool = False
-    """Serve other hosts, and send the token to them, in plain text."""
+    """Serve other hosts in plain text."""
 
     def __post_init__(self) -> None:
-        if not self.encoders or not self.receiver:
+        if not self.encoders or not self.client.receiver:
             raise EncoderClientError("a worker needs the targets of its encoders, and a receiver's name of its own")
-        if not self.allow_insecure and not _is_loopback(self.listen):
+        try:
+            host, _ = split_address(self.listen)
+        except ValueError as error:
+            raise EncoderClientError(f"cannot listen there: {error}") from None
+        if not self.allow_insecure and not is_loopback(host):
             raise EncoderClientError(
                 f"listening on {self.listen} would serve other hosts in plain text; listen on 127.0.0.1, or allow it "
                 "by --allow-insecure if the network is trusted"
@@ -84,7 +84,7 @@ class WorkerServer:
         self._pool = EmbeddingPool(settings.pool_bytes)
         self._inbox = Inbox(settings.max_prompts)
         self._servicer = LanguageServicer(
-            model, self._inbox, self._pool, settings.receiver,
+            model, self._inbox, self._pool, settings.client.receiver,
             max_tokens=settings.max_tokens, space_timeout=settings.space_seconds,
         )  # fmt: skip
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -102,13 +102,8 @@ class WorkerServer:
         """Where it listens, with the real port."""
 
     async def __aenter__(self) -> Self:
-        settings = self._settings
-        credentials = None if settings.authority is None else grpc.ssl_channel_credentials(settings.authority)
-        for target in settings.encoders:
-            client = EncoderClient(
-                target, credentials=credentials, token=settings.token, token_in_plain_text=settings.allow_insecure,
-                receiver=settings.receiver, pool=self._pool, transports=settings.transports,
-            )  # fmt: skip
+        for target in self._settings.encoders:
+            client = EncoderClient(target, self._settings.client, pool=self._pool)
             await self._clients.enter_async_context(client)
             self._subscriptions.append(asyncio.create_task(self._follow(client), name=f"encoder {target}"))
         add_LanguageServiceServicer_to_server(self._servicer, self._server)
@@ -148,11 +143,3 @@ class WorkerServer:
         async with client.subscribe() as subscription:
             async for event in subscription:
                 await give_back(self._inbox.take(client, event))
-
-
-def _is_loopback(listen: str) -> bool:
-    host = listen.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from encoder_client.errors import EncoderClientError
 from encoder_client.integrations.vllm.plugin import MODELS
 from encoder_client.integrations.vllm.scheduler_side import Feature, Load, SchedulerSide
@@ -191,19 +189,8 @@ def _check_deepstack(model: Any) -> None:
 
 
 def _client(settings: ConnectorSettings) -> SyncEncoderClient:
-    authority = settings.authority()
-    return SyncEncoderClient(
-        settings.encoders,
-        credentials=None if authority is None else grpc.ssl_channel_credentials(authority),
-        token=settings.token(),
-        token_in_plain_text=settings.token_in_plain_text,
-        pool=EmbeddingPool(settings.pool_bytes),
-        transports=settings.transports,
-        mooncake_host=settings.mooncake_host,
-        mooncake_devices=settings.mooncake_devices,
-        read_timeout=settings.timeout_seconds,
-        max_holds=MAX_HOLDS,
-    )
+    pool = EmbeddingPool(settings.pool_bytes)
+    return SyncEncoderClient(settings.encoders, settings.client_settings(), pool=pool, max_holds=MAX_HOLDS)
 
 
 def _features(request: Any) -> list[Feature]:

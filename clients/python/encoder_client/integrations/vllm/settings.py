@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from encoder_client.client_settings import ClientSettings
+from encoder_client.credentials import Credentials
 from encoder_client.errors import EncoderClientError
 from encoder_client.transports import TRANSPORTS
 
@@ -27,10 +29,14 @@ class ConnectorSettings:
     """Memory of the host that embeddings are read into. Pages are taken when they are first written."""
     timeout_seconds: float = 60.0
     """How long a request waits for its embeddings once they were asked for; then it fails."""
+    tls_ca: str = ""
+    """PEM file of the authority that encoders' certificates come from; calls go by TLS. Empty: plain text."""
+    client_certificate: str = ""
+    """PEM file, for encoders that demand one. Empty: none."""
+    client_key: str = ""
+    """PEM file of its private key."""
     token_file: str = ""
     """Holds the token to call encoders with. Empty: none."""
-    tls_ca: str = ""
-    """PEM; encoders are called by TLS, whose certificates it signed. Empty: plain text."""
     token_in_plain_text: bool = False
     """Let the token go to other hosts without TLS."""
 
@@ -61,21 +67,31 @@ class ConnectorSettings:
                 raise EncoderClientError(f"ec_connector_extra_config: {name} must be {least} or more, not {value!r}")
         return settings
 
-    def token(self) -> str:
-        """The token in its file, or nothing.
+    def client_settings(self) -> ClientSettings:
+        """How encoders are reached.
 
         Raises:
-            EncoderClientError: the file cannot be read.
+            EncoderClientError: a file cannot be read, or a setting is no value for it.
         """
-        return _read(self.token_file).decode().strip() if self.token_file else ""
-
-    def authority(self) -> bytes | None:
-        """The authority's PEM, or None.
-
-        Raises:
-            EncoderClientError: the file cannot be read.
-        """
-        return _read(self.tls_ca) if self.tls_ca else None
+        files = (self.tls_ca, self.client_certificate, self.client_key, self.token_file)
+        authority, certificate, key, token = (Path(file) if file else None for file in files)
+        credentials = Credentials.from_files(
+            authority=authority,
+            certificate=certificate,
+            key=key,
+            token=token,
+            token_in_plain_text=self.token_in_plain_text,
+        )
+        try:
+            return ClientSettings(
+                credentials,
+                transports=self.transports,
+                mooncake_host=self.mooncake_host,
+                mooncake_devices=self.mooncake_devices,
+                read_timeout=self.timeout_seconds,
+            )
+        except ValueError as error:
+            raise EncoderClientError(f"ec_connector_extra_config: {error}") from None
 
 
 def _names(value: object) -> tuple[str, ...]:
@@ -83,10 +99,3 @@ def _names(value: object) -> tuple[str, ...]:
     if not isinstance(names, list | tuple):
         raise EncoderClientError(f"ec_connector_extra_config: {value!r} is no list of names")
     return tuple(str(name).strip() for name in names if str(name).strip())
-
-
-def _read(file: str) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise EncoderClientError(f"cannot read {file}: {error.strerror}") from None
