@@ -27,6 +27,7 @@ from pydantic import (
 
 from encoder_svc.errors import SetupError
 from epd.addresses import is_loopback, split_address
+from epd.listening import Listening
 
 ENVIRONMENT_PREFIX = "ENCODER_SVC_"
 
@@ -240,16 +241,8 @@ class Settings(BaseModel):
     def _is_safe(self) -> Self:
         if self.devices and (self.device != "auto" or self.engines != 1):
             raise ValueError("devices names one device for each engine; leave device and engines out with it")
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key go together; give both or neither")
-        if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
-        if not (self.listens_on_loopback or self.tls_certificate or self.allow_insecure):
-            raise ValueError(
-                f"listening on {self.listen} would serve other hosts without TLS; give --tls-certificate and --tls-key"
-                ", or --allow-insecure if the network is trusted, or listen on 127.0.0.1"
-            )
-        zeromq_listen = self.zeromq_listen or self.listen
+        listening = self.listening
+        zeromq_listen = self.zeromq_listen or listening.address
         if self.zeromq == "on" and not (
             is_loopback(split_address(zeromq_listen)[0]) or self.zeromq_curve_key or self.allow_insecure
         ):
@@ -270,9 +263,15 @@ class Settings(BaseModel):
         return {name: value for name, _, value in pairs}
 
     @property
-    def listens_on_loopback(self) -> bool:
-        """Only processes of this host can connect."""
-        return is_loopback(split_address(self.listen)[0])
+    def listening(self) -> Listening:
+        """Where gRPC listens, and its TLS.
+
+        Raises:
+            ValueError: they do not go together, which is found when the settings are made.
+        """
+        return Listening(
+            self.listen, self.tls_certificate, self.tls_key, self.tls_client_ca, allow_insecure=self.allow_insecure
+        )
 
 
 def _names_device(name: str) -> bool:

@@ -141,7 +141,7 @@ def test_an_insecure_public_bind_is_refused_without_a_flag(listen: str) -> None:
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:1", "localhost:1"])
 def test_loopback_needs_no_flag(listen: str) -> None:
-    assert load("--model", "m", "--listen", listen).listens_on_loopback
+    assert load("--model", "m", "--listen", listen).listening.is_loopback
 
 
 @pytest.mark.parametrize(

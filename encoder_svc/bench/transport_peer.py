@@ -136,7 +136,7 @@ def main() -> None:
 
 
 async def _serve(socket_path: str, sizes: Sequence[int]) -> None:
-    from encoder_svc.rpc.callers import Callers
+    from encoder_svc.rpc.callers import EncoderCallers
     from encoder_svc.rpc.generic_handlers import GenericHandlers
     from encoder_svc.rpc.servicer import EncoderServicer, add_encoder_servicer
     from encoder_svc.settings import Settings
@@ -162,7 +162,8 @@ async def _serve(socket_path: str, sizes: Sequence[int]) -> None:
         slot_nbytes=lambda lease: chunks[int.from_bytes(lease, "little")].nbytes, read_slot=read_slot
     )
     handlers: Any = GenericHandlers(server)
-    servicer = EncoderServicer(runtime, Settings(model=Path()), Callers(None, mutual_tls=False))
+    settings = Settings(model=Path())
+    servicer = EncoderServicer(runtime, settings, EncoderCallers(settings))
     add_encoder_servicer(servicer, handlers)
     raw = grpc.unary_stream_rpc_method_handler(_stream(arena))
     service_name, method = RAW_METHOD.lstrip("/").split("/")

@@ -9,7 +9,7 @@ import secrets
 import sys
 from typing import Any
 
-from encoder_svc.rpc.callers import Permission
+from epd.callers_file import Permission
 
 TOKEN_BYTES = 32
 
@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         "--permissions",
         default=",".join(Permission),
         help="with commas between them: encode (Encode, Upload, Cancel), read (Acquire, Subscribe, Fetch, Release, "
-        "Renew), info (GetServerInfo); default: all",
+        "Renew), info (GetServerInfo), generate (a language-only worker's Generate); default: all",
     )
     parser.set_defaults(func=run)
 

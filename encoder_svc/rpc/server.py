@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
 from grpc_channelz.v1 import channelz, channelz_pb2
 from grpc_health.v1 import health
@@ -14,7 +12,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
 from encoder_svc.errors import SetupError
-from encoder_svc.rpc.callers import Callers
+from encoder_svc.rpc.callers import EncoderCallers
 from encoder_svc.rpc.errors import ErrorInterceptor
 from encoder_svc.rpc.generic_handlers import GenericHandlers
 from encoder_svc.rpc.health import HealthReporter
@@ -22,7 +20,7 @@ from encoder_svc.rpc.servicer import SERVICE, EncoderServicer, add_encoder_servi
 from encoder_svc.runtime.service import EncoderRuntime
 from encoder_svc.settings import Settings
 from encoder_svc.telemetry.metrics import Metrics
-from epd.addresses import split_address
+from epd.grpc_server import OPTIONS, bind
 
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 # compared with, not bound
 """Hosts that mean every address of the machine."""
@@ -51,14 +49,16 @@ class RpcServer:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
-        self._callers = Callers.from_settings(settings)
+        self._callers = EncoderCallers(settings)
         self._health = HealthReporter(SERVICE)
         self._server = grpc.aio.server(interceptors=[ErrorInterceptor(SERVICE, metrics)], options=_options(settings))
-        host, _ = split_address(settings.listen)
-        self.port = self._bind()
-        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        try:
+            self.port = bind(self._server, settings.listening)
+        except ValueError as error:
+            raise SetupError(str(error)) from None
+        self.address = settings.listening.at(self.port)
         """Where it listens, with the real port."""
-        self.target = settings.advertise or _reachable(host, self.port, self.address)
+        self.target = settings.advertise or _reachable(settings.listening.host, self.port, self.address)
         """Where clients reach it."""
 
     async def start(self, runtime: EncoderRuntime) -> None:
@@ -86,52 +86,14 @@ class RpcServer:
         await self._server.stop(grace)
         await self._health.__aexit__()
 
-    def _bind(self) -> int:
-        listen = self._settings.listen
-        credentials = _credentials(self._settings)
-        try:
-            if credentials is None:
-                return self._server.add_insecure_port(listen)
-            return self._server.add_secure_port(listen, credentials)
-        except RuntimeError:
-            raise SetupError(
-                f"cannot listen on {listen}: the port is in use by another process, or the address is not this host's; "
-                "give --listen another port (0 takes a free one), or stop the other process"
-            ) from None
-
 
 def _options(settings: Settings) -> list[tuple[str, int]]:
     return [
+        *OPTIONS,
         ("grpc.max_receive_message_length", int(settings.max_message_bytes)),
         ("grpc.max_send_message_length", int(settings.max_message_bytes)),
-        # Two servers on one port must not share its connections in silence.
-        ("grpc.so_reuseport", 0),
-        # Clients may ping every 10 s, also without a call; half of that here, so that an early ping is no strike.
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        # A receiver whose machine is gone never closes its connection: its calls end after these two.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.enable_channelz", int(settings.channelz)),
     ]
-
-
-def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
-    if settings.tls_certificate is None or settings.tls_key is None:
-        return None
-    authority = settings.tls_client_ca
-    return grpc.ssl_server_credentials(
-        [(_read(settings.tls_key), _read(settings.tls_certificate))],
-        root_certificates=None if authority is None else _read(authority),
-        require_client_auth=authority is not None,
-    )
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise SetupError(f"cannot read the TLS file {file}: {error.strerror}") from None
 
 
 def _reachable(host: str, port: int, address: str) -> str:

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from encoder_svc.errors import Reason, ServiceError
-from encoder_svc.rpc.callers import Callers, Permission
+from encoder_svc.rpc.callers import EncoderCallers
 from encoder_svc.rpc.load_report import LOAD_REPORT_KEY, load_report
 from encoder_svc.rpc.media_options import invalid
 from encoder_svc.rpc.messages import encode_response, subscribe_response
@@ -40,6 +40,7 @@ from encoder_svc.runtime.commands import EncodeCommand
 from encoder_svc.runtime.service import EncoderRuntime
 from encoder_svc.runtime.uploads import Upload
 from encoder_svc.settings import Settings
+from epd.callers_file import Permission
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceServicer, add_EncoderServiceServicer_to_server
 from epd.fetch_pieces import write_piece
@@ -60,7 +61,7 @@ class EncoderServicer(EncoderServiceServicer):
         callers: decides who may call. Every handler begins by asking it.
     """
 
-    def __init__(self, runtime: EncoderRuntime, settings: Settings, callers: Callers) -> None:
+    def __init__(self, runtime: EncoderRuntime, settings: Settings, callers: EncoderCallers) -> None:
         self._runtime = runtime
         self._settings = settings
         self._callers = callers

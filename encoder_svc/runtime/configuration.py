@@ -127,7 +127,7 @@ def configure_engine(
         configuration.mooncake.devices = settings.mooncake_devices
     if _is_on(settings.zeromq, settings):
         zeromq = configuration.zeromq
-        zeromq.listen, port = split_address(settings.zeromq_listen or f"{split_address(settings.listen)[0]}:0")
+        zeromq.listen, port = split_address(settings.zeromq_listen or f"{settings.listening.host}:0")
         zeromq.port = port + index if port else 0
         zeromq.host = settings.zeromq_host or reached_at
         if settings.zeromq_curve_key is not None:
@@ -136,4 +136,4 @@ def configure_engine(
 
 
 def _is_on(setting: Literal["auto", "on", "off"], settings: Settings) -> bool:
-    return setting == "on" or (setting == "auto" and settings.listens_on_loopback)
+    return setting == "on" or (setting == "auto" and settings.listening.is_loopback)

@@ -15,15 +15,26 @@ import grpc
 import grpc.aio
 import pytest
 
-from encoder_client import ClientSettings, Credentials, EncoderClient, EncoderClientError, EncoderError, Ready, image
+from encoder_client import (
+    ClientSettings,
+    Credentials,
+    EncoderClient,
+    EncoderClientError,
+    EncoderError,
+    ReadError,
+    Ready,
+    image,
+)
 from encoder_svc.cli.main import main
 from encoder_svc.errors import SetupError
-from encoder_svc.rpc.callers import Callers, Permission
+from encoder_svc.rpc.callers import EncoderCallers
 from encoder_svc.rpc.server import RpcServer
 from encoder_svc.runtime.events import Synced
 from encoder_svc.settings import Settings
 from encoder_svc.telemetry.metrics import Metrics
+from epd.callers_file import Permission, read_callers
 from epd.encoder.v1 import encoder_service_pb2 as pb
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from tests.conftest import StartServer
@@ -188,7 +199,7 @@ def channel_of(server: RpcServer, authority: Certificate, caller: Certificate) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "credential: Field required"),
+        ("", "credential: there must be an entry"),
         ("credential = 3", "credential"),
         ("[[credential]", "is not TOML"),
         (entry("", ["read"], token="t"), "credential[0].identity"),
@@ -209,14 +220,14 @@ def test_a_file_that_says_what_cannot_be_is_refused_by_name(tmp_path: Path, text
     file = tmp_path / "callers.toml"
     file.write_text(text)
     with pytest.raises(SetupError) as refused:
-        Callers.from_settings(Settings(model=Path("/nowhere"), callers=file))
+        EncoderCallers(Settings(model=Path("/nowhere"), callers=file))
     assert words in str(refused.value)
     assert str(file) in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="cannot read the file of callers"):
-        Callers.from_settings(Settings(model=Path("/nowhere"), callers=tmp_path / "missing.toml"))
+        EncoderCallers(Settings(model=Path("/nowhere"), callers=tmp_path / "missing.toml"))
 
 
 def test_the_command_makes_a_token_and_its_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,9 +235,7 @@ def test_the_command_makes_a_token_and_its_entry(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr()
     file = tmp_path / "callers.toml"
     file.write_text(said.out)
-    callers = Callers.from_settings(Settings(model=Path("/nowhere"), callers=file))
-    assert callers.credentials is not None
-    (credential,) = callers.credentials
+    (credential,) = read_callers(file)
     assert credential.identity == 'the "team"'
     assert credential.permissions == {Permission.READ, Permission.INFO}
     token = said.err.strip()
@@ -282,6 +291,7 @@ async def test_a_router_and_a_receiver_of_one_identity_meet_and_no_other_sees_th
             seen = [event async for event in encoding]
         told = await anext(aiter(others))
         assert getattr(told, "prompt_id", "") == "theirs"
+        secrets.append(await a_lease_is_good_for_whoever_has_it(router, mine, theirs))
         # What fails is logged, too.
         stub = mine.stub
         await stub.release(pb.ReleaseRequest(leases=[pb.LeaseRelease(lease_id=secrets[0])]))
@@ -296,6 +306,33 @@ async def test_a_router_and_a_receiver_of_one_identity_meet_and_no_other_sees_th
         for shown in (secret.hex(), repr(secret)[2:-1], str(list(secret))):
             assert shown not in log
     assert "secret-of" not in log
+
+
+async def a_lease_is_good_for_whoever_has_it(
+    router: EncoderClient, mine: EncoderClient, theirs: EncoderClient
+) -> bytes:
+    """The router, which may not read, hands its chunk to another identity on purpose. Returns the lease."""
+    async with router.encode([image(PHOTO)], prompt_id="handed on", receivers=["lm"]) as encoding:
+        (ready,) = [event async for event in encoding if isinstance(event, Ready)]
+    chunk = EmbeddingChunk.FromString(ready.chunk.SerializeToString())
+    lease = chunk.leases[0].lease_id
+    for attempt in (
+        router.stub.renew(pb.RenewRequest(lease_ids=[lease])),
+        router.stub.release(pb.ReleaseRequest(leases=[pb.LeaseRelease(lease_id=lease)])),
+        router.stub.fetch(pb.FetchRequest(lease_id=lease)).read(),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as forbidden:
+            await attempt
+        assert reason_of(forbidden.value) == "CALLER_FORBIDDEN"
+    assert await theirs.renew([chunk]) > [0.0]
+    assert (await theirs.read(chunk)).numpy().size
+    # It was one lease: there is nothing left of it for anybody.
+    with pytest.raises(ReadError):
+        await mine.read(chunk)
+    # Nobody finds one by trying.
+    guessed = await theirs.stub.renew(pb.RenewRequest(lease_ids=[bytes(16), lease[:15] + b"?"]))
+    assert {answer.state for answer in guessed.leases} == {pb.LEASE_STATE_UNKNOWN}
+    return lease
 
 
 async def encode_by_command(target: str, folder: Path, token: str) -> int:

@@ -14,6 +14,7 @@ from encoder_client.client_settings import ClientSettings
 from encoder_client.credential_arguments import add_credential_arguments, credentials_of
 from encoder_client.errors import EncoderClientError
 from encoder_client.worker.server import WorkerServer, WorkerSettings
+from epd.listening import Listening
 
 if TYPE_CHECKING:
     from encoder_client.worker.servicer import LanguageModel
@@ -27,17 +28,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--encoders", type=_names, required=True, help="gRPC targets, with commas between them")
     parser.add_argument("--receiver", required=True, help="the name that the encoders know this worker by")
-    parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT", help="port 0 takes a free one")
-    parser.add_argument(
-        "--allow-insecure", action="store_true", help="serve other hosts, and send the token to them, in plain text"
-    )
-    add_credential_arguments(parser)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu", help="as torch names it")
     parser.add_argument("--transports", type=_names, default=defaults.client.transports, help="the preferred first")
     parser.add_argument("--pool-bytes", type=int, default=defaults.pool_bytes, help="memory that is read into")
     parser.add_argument("--max-prompts", type=int, default=defaults.max_prompts, help="prompts at once")
     parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, help="tokens of an answer at most")
+    add_credential_arguments(parser.add_argument_group("calls to encoders"))
+    serving = parser.add_argument_group("serving Generate")
+    serving.add_argument(
+        "--listen", default=defaults.listening.address, metavar="HOST:PORT", help="port 0 takes a free one"
+    )
+    serving.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM of the worker's certificate chain")
+    serving.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM of its private key")
+    serving.add_argument(
+        "--tls-client-ca", type=Path, metavar="FILE", help="PEM of the authority that callers' certificates come from"
+    )
+    serving.add_argument(
+        "--callers", type=Path, metavar="FILE", help="TOML of who may call; the permission is `generate`"
+    )
+    serving.add_argument(
+        "--allow-insecure", action="store_true", help="serve other hosts, and send the token to them, in plain text"
+    )
+    serving.add_argument("--no-reflection", action="store_true", help="leave gRPC reflection out")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,11 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
     settings = WorkerSettings(
         encoders=arguments.encoders,
         client=_client_settings(arguments),
-        listen=arguments.listen,
+        listening=_listening(arguments),
+        callers=arguments.callers,
+        reflection=not arguments.no_reflection,
         pool_bytes=arguments.pool_bytes,
         max_prompts=arguments.max_prompts,
         max_tokens=arguments.max_tokens,
-        allow_insecure=arguments.allow_insecure,
     )
     model = _load(arguments.model, arguments.dtype, arguments.device)
     return asyncio.run(_serve(settings, model))
@@ -64,6 +78,19 @@ def _client_settings(arguments: argparse.Namespace) -> ClientSettings:
     credentials = credentials_of(arguments, token_in_plain_text=arguments.allow_insecure)
     try:
         return ClientSettings(credentials, receiver=arguments.receiver, transports=arguments.transports)
+    except ValueError as error:
+        raise EncoderClientError(str(error)) from None
+
+
+def _listening(arguments: argparse.Namespace) -> Listening:
+    try:
+        return Listening(
+            arguments.listen,
+            arguments.tls_certificate,
+            arguments.tls_key,
+            arguments.tls_client_ca,
+            allow_insecure=arguments.allow_insecure,
+        )
     except ValueError as error:
         raise EncoderClientError(str(error)) from None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,8 +23,11 @@ from encoder_client.pool.embedding_pool import EmbeddingPool
 from encoder_client.worker.assembly import give_back
 from encoder_client.worker.inbox import Inbox
 from encoder_client.worker.servicer import SERVICE, LanguageModel, LanguageServicer
-from epd.addresses import is_loopback, split_address
+from epd.callers import Callers
+from epd.callers_file import Permission
+from epd.grpc_server import OPTIONS, bind
 from epd.language.v1.language_service_pb2_grpc import add_LanguageServiceServicer_to_server
+from epd.listening import Listening
 
 logger = logging.getLogger("encoder_client")
 
@@ -36,8 +40,12 @@ class WorkerSettings:
     """gRPC targets of its encoders."""
     client: ClientSettings
     """How they are reached. No other process may have its receiver's name."""
-    listen: str = "127.0.0.1:0"
-    """``HOST:PORT``; port 0 takes a free one."""
+    listening: Listening = field(default_factory=lambda: Listening("127.0.0.1:0"))
+    """Where ``Generate`` is served."""
+    callers: Path | None = None
+    """TOML file of who may call, as an encoder has it; the permission is ``generate``. None: whoever can connect."""
+    reflection: bool = True
+    """Answer gRPC reflection, so that grpcurl needs no .proto files."""
     pool_bytes: int = 256 << 20
     """Memory that embeddings are read into."""
     max_prompts: int = 64
@@ -46,21 +54,10 @@ class WorkerSettings:
     """Tokens of an answer at most."""
     space_seconds: float = 30.0
     """How long a prompt waits for space in the pool."""
-    allow_insecure: bool = False
-    """Serve other hosts in plain text."""
 
     def __post_init__(self) -> None:
         if not self.encoders or not self.client.receiver:
             raise EncoderClientError("a worker needs the targets of its encoders, and a receiver's name of its own")
-        try:
-            host, _ = split_address(self.listen)
-        except ValueError as error:
-            raise EncoderClientError(f"cannot listen there: {error}") from None
-        if not self.allow_insecure and not is_loopback(host):
-            raise EncoderClientError(
-                f"listening on {self.listen} would serve other hosts in plain text; listen on 127.0.0.1, or allow it "
-                "by --allow-insecure if the network is trusted"
-            )
 
 
 class WorkerServer:
@@ -71,7 +68,7 @@ class WorkerServer:
         model: who answers.
 
     Raises:
-        EncoderClientError: the address cannot be listened on.
+        EncoderClientError: the address cannot be listened on, or a TLS file or the file of callers cannot be used.
 
     Example:
         >>> async with WorkerServer(settings, model) as worker:
@@ -83,22 +80,21 @@ class WorkerServer:
         self._settings = settings
         self._pool = EmbeddingPool(settings.pool_bytes)
         self._inbox = Inbox(settings.max_prompts)
-        self._servicer = LanguageServicer(
-            model, self._inbox, self._pool, settings.client.receiver,
-            max_tokens=settings.max_tokens, space_timeout=settings.space_seconds,
-        )  # fmt: skip
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=OPTIONS)
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined] # the stubs know only threads
         self._clients = AsyncExitStack()
         self._subscriptions: list[asyncio.Task[None]] = []
-        host = settings.listen.rpartition(":")[0]
         try:
-            port = self._server.add_insecure_port(settings.listen)
-        except RuntimeError:
-            raise EncoderClientError(
-                f"cannot listen on {settings.listen}: the port is in use, or the address is not this host's"
-            ) from None
-        self.target = f"{host}:{port}"
+            callers = Callers.from_file(settings.callers, settings.listening)
+            port = bind(self._server, settings.listening)
+        except ValueError as error:
+            raise EncoderClientError(str(error)) from None
+        _check_identities(callers, settings.callers)
+        self._servicer = LanguageServicer(
+            model, self._inbox, self._pool, settings.client.receiver, callers,
+            max_tokens=settings.max_tokens, space_timeout=settings.space_seconds,
+        )  # fmt: skip
+        self.target = settings.listening.at(port)
         """Where it listens, with the real port."""
 
     async def __aenter__(self) -> Self:
@@ -108,6 +104,8 @@ class WorkerServer:
             self._subscriptions.append(asyncio.create_task(self._follow(client), name=f"encoder {target}"))
         add_LanguageServiceServicer_to_server(self._servicer, self._server)
         add_HealthServicer_to_server(self._health, self._server)
+        if self._settings.reflection:
+            _add_reflection(self._server)
         await self._server.start()
         for service in ("", SERVICE):
             await self._health.set(service, HealthCheckResponse.SERVING)
@@ -143,3 +141,24 @@ class WorkerServer:
         async with client.subscribe() as subscription:
             async for event in subscription:
                 await give_back(self._inbox.take(client, event))
+
+
+def _check_identities(callers: Callers, file: Path | None) -> None:
+    """Encoders tell a worker of all that its own identity is sent: whoever else may ask would hear of that."""
+    if callers.credentials is None:
+        return
+    identities = {who.identity for who in callers.credentials if Permission.GENERATE in who.permissions}
+    if len(identities) != 1:
+        raise EncoderClientError(
+            f"{file}: a worker answers one identity, that which it has at its encoders, and `generate` is given to "
+            f"{', '.join(sorted(identities)) or 'nobody'}; give it to one, and start a worker for each"
+        )
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    try:
+        from grpc_reflection.v1alpha import reflection
+    except ImportError as error:  # it comes with the extra `language`
+        logger.info("reflection is left out, it cannot be loaded: %s", error)
+    else:
+        reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], server)

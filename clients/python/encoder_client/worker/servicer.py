@@ -19,6 +19,8 @@ from encoder_client.pool.embedding_pool import EmbeddingPool
 from encoder_client.worker.assembly import Assembly, give_back
 from encoder_client.worker.generation import GenerationThread
 from encoder_client.worker.inbox import Inbox
+from epd.callers import CallerForbiddenError, Callers, CallerUnknownError
+from epd.callers_file import Permission
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import Modality
 from epd.language.v1 import language_service_pb2 as pb
@@ -59,12 +61,14 @@ class RefusedError(Exception):
     Args:
         code: of the status.
         message: what is wrong, and what to do.
+        reason: as an encoder would name it, for programs. Empty: the code says all.
     """
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.reason = reason
 
 
 class LanguageServicer(LanguageServiceServicer):
@@ -75,6 +79,7 @@ class LanguageServicer(LanguageServiceServicer):
         inbox: where embeddings are announced.
         pool: where they are read to.
         receiver: the name that encoders know this worker by.
+        callers: decides who may call.
         max_tokens: tokens of an answer at most.
         space_timeout: seconds that a prompt waits for space in the pool.
     """
@@ -85,6 +90,7 @@ class LanguageServicer(LanguageServiceServicer):
         inbox: Inbox,
         pool: EmbeddingPool,
         receiver: str,
+        callers: Callers,
         *,
         max_tokens: int = 4096,
         space_timeout: float = 30.0,
@@ -93,6 +99,7 @@ class LanguageServicer(LanguageServiceServicer):
         self._inbox = inbox
         self._pool = pool
         self._receiver = receiver
+        self._callers = callers
         self._max_tokens = max_tokens
         self._space_timeout = space_timeout
         self._generations = GenerationThread()
@@ -106,6 +113,7 @@ class LanguageServicer(LanguageServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         """Writes the events of the answer."""
         try:
+            self._admit(context)
             messages, num_parts = self._check(request)
             parts = self._inbox.open(request.prompt_id)
             try:
@@ -116,6 +124,9 @@ class LanguageServicer(LanguageServiceServicer):
             finally:
                 await give_back(self._inbox.close(parts))
         except RefusedError as error:
+            if error.reason:
+                told = _status(error.code, error.message, error.reason).SerializeToString()
+                context.set_trailing_metadata((("grpc-status-details-bin", told),))
             await context.abort(error.code, error.message)
         except PoolError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
@@ -128,6 +139,14 @@ class LanguageServicer(LanguageServiceServicer):
                 return
             logger.exception("unexpected error in Generate")
             await context.abort(grpc.StatusCode.INTERNAL, "a fault of the worker; its log says more")
+
+    def _admit(self, context: Any) -> None:
+        try:
+            self._callers.admit(context, Permission.GENERATE)
+        except CallerUnknownError as error:
+            raise RefusedError(grpc.StatusCode.UNAUTHENTICATED, str(error), "CALLER_UNKNOWN") from None
+        except CallerForbiddenError as error:
+            raise RefusedError(grpc.StatusCode.PERMISSION_DENIED, str(error), "CALLER_FORBIDDEN") from None
 
     def _check(self, request: pb.GenerateRequest) -> tuple[list[dict[str, Any]], int]:
         """The conversation as chat templates take it, and how many parts it has."""
@@ -191,8 +210,12 @@ def _messages_of(request: pb.GenerateRequest) -> list[dict[str, Any]]:
 def _status_of(error: EncoderClientError) -> Status:
     """As gRPC says it: an encoder's own error as it is, a read that failed as UNAVAILABLE."""
     if not isinstance(error, EncoderError):
-        return Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message=str(error))
-    status = Status(code=error.code.value[0], message=error.message)
-    if error.reason:
-        status.details.add().Pack(ErrorInfo(reason=error.reason, domain="encoder-svc"))
+        return _status(grpc.StatusCode.UNAVAILABLE, str(error), "")
+    return _status(error.code, error.message, error.reason)
+
+
+def _status(code: grpc.StatusCode, message: str, reason: str) -> Status:
+    status = Status(code=code.value[0], message=message)
+    if reason:
+        status.details.add().Pack(ErrorInfo(reason=reason, domain="encoder-svc"))
     return status
