@@ -23,8 +23,8 @@ class Arrival:
 
     client: EncoderClient
     """By which."""
-    chunk: EmbeddingChunk
-    """READY."""
+    chunk: EmbeddingChunk = field(repr=False)
+    """READY. It holds secrets."""
 
 
 @dataclass(eq=False)
