@@ -62,6 +62,14 @@ class ScriptedEncoder(EncoderServiceServicer):
             await asyncio.Event().wait()
         yield pb.EncodeResponse(events=[pb.Event(complete=pb.Complete(ready=len(request.items)))])
 
+    async def Subscribe(  # noqa: N802 # the name of the call
+        self, request: pb.SubscribeRequest, context: Any
+    ) -> AsyncIterator[pb.SubscribeResponse]:
+        for chunk in self.chunks:
+            yield pb.SubscribeResponse(chunk=chunk)
+        yield pb.SubscribeResponse(synced=pb.Synced(events=len(self.chunks)))
+        await asyncio.Event().wait()
+
     async def Acquire(  # noqa: N802 # the name of the call
         self, request: pb.AcquireRequest, context: Any
     ) -> pb.AcquireResponse:
@@ -89,6 +97,11 @@ class ScriptedEncoder(EncoderServiceServicer):
         return pb.ReleaseResponse(
             leases=[pb.LeaseStatus(lease_id=lease.lease_id, state=self.state) for lease in request.leases]
         )
+
+    @property
+    def given_back(self) -> set[bytes]:
+        """The leases that were released."""
+        return {lease.lease_id for call in self.releases for lease in call}
 
     @property
     def outcomes(self) -> list[str]:

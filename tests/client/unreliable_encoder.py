@@ -175,8 +175,8 @@ class UnreliableEncoder(EncoderServiceServicer, HealthServicer):  # type: ignore
         chunk.leases[0].lease_id = secrets.token_bytes(16)
         if fate is not Fate.REVOKED:
             self.leases[chunk.leases[0].lease_id] = data
-        if fate in {Fate.CUT_AFTER_READY, Fate.CONTRADICTION}:
-            # Nobody may ever see it, or trust it: it ends by its time, as every lease does.
+        if fate is Fate.CUT_AFTER_READY:
+            # Nobody may ever see it: it ends by its time, as every lease does.
             asyncio.get_running_loop().call_later(SHORT_TTL, self.leases.pop, chunk.leases[0].lease_id, None)
         return chunk
 

@@ -21,7 +21,7 @@ from encoder_client.connections import Connections
 from encoder_client.durations import duration
 from encoder_client.embedding import Embedding
 from encoder_client.encode_call import EncodeCall
-from encoder_client.errors import ReadError, from_rpc_error
+from encoder_client.errors import ChunkError, ReadError, from_rpc_error
 from encoder_client.in_place import InPlaceReads
 from encoder_client.leases import Leases
 from encoder_client.media import add_placed
@@ -252,13 +252,17 @@ class EncoderClient:
         Raises:
             ChunkError, PoolError, ReadError: see :meth:`read`.
         """
-        chunk_checks.check_ready(chunk)
         lease = chunk_checks.lease_of(chunk, self.settings.receiver)
+        try:
+            chunk_checks.check_ready(chunk)
+            chunk_checks.check_fingerprint(chunk, self.settings.expected_fingerprint)
+        except ChunkError:
+            await self.abandon([chunk])
+            raise
         names = (SharedMemoryReader.name,)
         if self._in_place is not None and self._in_place.has_room(chunk.nbytes):
             for _, locator in self._choice.order(names, chunk, time.monotonic()):
                 try:
-                    chunk_checks.check_fingerprint(chunk, self.settings.expected_fingerprint)
                     embedding = await self._in_place.read(chunk, locator, lease, self.settings.read_timeout / 2)
                 except SlotClosedError:
                     await self.abandon([chunk])
@@ -278,6 +282,14 @@ class EncoderClient:
     async def abandon(self, chunks: Sequence[EmbeddingChunk]) -> None:
         """Gives back the leases of READY chunks that nobody will read. What cannot be given back runs out by itself."""
         await self._leases.abandon(chunks)
+
+    async def refuse(self, chunks: Sequence[EmbeddingChunk]) -> None:
+        """As :meth:`abandon`, of chunks that this encoder told and that must not be used.
+
+        Their leases go back to the encoder at :attr:`target`, whatever they say of where they are.
+        """
+        here = EncoderRef(grpc_target=self.target)
+        await self.abandon([EmbeddingChunk(encoder=here, leases=chunk.leases) for chunk in chunks])
 
     async def renew(self, chunks: Sequence[EmbeddingChunk], ttl: float | None = None) -> list[float]:
         """Extends this receiver's leases of READY chunks.

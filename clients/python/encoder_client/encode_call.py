@@ -117,6 +117,7 @@ class EncodeCall:
                         self._take(event)
                 except ChunkError as error:
                     fault = error
+                    await self._client.refuse(self._not_taken(response))
                 while self._unseen:
                     yield self._unseen.popleft()
                 if fault is not None:
@@ -125,6 +126,12 @@ class EncodeCall:
             raise from_rpc_error(error) from None
         if self._complete is None:
             raise EncoderError(grpc.StatusCode.INTERNAL, "the call ended with OK and without Complete")
+
+    def _not_taken(self, response: service.EncodeResponse) -> list[EmbeddingChunk]:
+        """The chunks of a message that nobody will see. A lease that is in use is not among theirs."""
+        held = {lease.lease_id for chunk in self._ready.values() for lease in chunk.leases}
+        chunks = [event.chunk for event in response.events if event.WhichOneof("event") == "chunk"]
+        return [chunk for chunk in chunks if held.isdisjoint(lease.lease_id for lease in chunk.leases)]
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Ready) and not self._request.skip_layout and event.chunk.part_idx not in self._layouts:
@@ -262,16 +269,23 @@ class EncodeCall:
         while True:
             try:
                 timeout = None if end is None else max(0.001, end - loop.time())
-                async with EncodeCall(self._client, request, timeout) as call:
-                    ready = [event.chunk async for event in call if isinstance(event, Ready)]
-                    call._raise_for_ended()
+                return await self._encode_one(EncodeCall(self._client, request, timeout))
             except EncoderError as error:
                 if error.retry_after is None or loop.time() + error.retry_after >= last_try:
                     raise
                 await asyncio.sleep(error.retry_after)
-            else:
-                [again] = ready
-                return again
+
+    async def _encode_one(self, call: EncodeCall) -> EmbeddingChunk:
+        """The READY chunk of a call of one part. If the call fails, a lease that it brought goes back."""
+        try:
+            async with call:
+                async for _ in call:
+                    call._raise_for_ended()
+        except BaseException:
+            await asyncio.shield(self._client.abandon(list(call._ready.values())))
+            raise
+        [ready] = call._ready.values()
+        return ready
 
     def _raise_for_ended(self) -> None:
         for error in self._ended.values():

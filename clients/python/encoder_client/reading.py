@@ -65,11 +65,11 @@ class ChunkReader:
             ChunkError: the chunk must not be used.
             ReadError: the bytes could not be had, were damaged, or the lease had ended.
         """
-        chunk_checks.check_ready(chunk)
         lease = chunk_checks.lease_of(chunk, self._receiver)
         outcome = ReadOutcome.READ_OUTCOME_ABANDONED
         begun = monotonic()
         try:
+            chunk_checks.check_ready(chunk)
             chunk_checks.check_fingerprint(chunk, self._expected_fingerprint)
             transport, slot, outcome = await self._read_and_check(chunk, lease, slot, timeout)
         except BaseException:

@@ -110,7 +110,8 @@ class ReceivedParts:
             raise ChunkError("state", f"{chunk.state} is neither LAYOUT nor READY")
 
     def _refuse(self, chunk: EmbeddingChunk, place: _Place, error: ChunkError) -> Iterator[SubscriptionEvent]:
-        self.refused.append(chunk)
+        if not any(("ready", place, lease.lease_id) in self._ended for lease in chunk.leases):
+            self.refused.append(chunk)  # else somebody may be reading by that lease
         fault = EncoderError(grpc.StatusCode.DATA_LOSS, f"the encoder's chunk must not be used: {error}")
         leases = b"".join(lease.lease_id for lease in chunk.leases)
         yield from self._end("refused", place, PartFailed(*_names(place), fault), leases)

@@ -99,9 +99,10 @@ class Subscription:
                     self.connected, pause = True, FIRST_PAUSE
                     if response.HasField("chunk"):
                         self._client.note_encoder(response.chunk.encoder)
-                    for event in self._parts.take(response):
-                        yield event
+                    events = list(self._parts.take(response))
                     await self._give_back_refused()
+                    for event in events:
+                        yield event
                 lost = EncoderError(grpc.StatusCode.INTERNAL, "a subscription ended with OK, which none ever does")
             except grpc.aio.AioRpcError as error:
                 lost = from_rpc_error(error)
@@ -119,4 +120,4 @@ class Subscription:
     async def _give_back_refused(self) -> None:
         refused, self._parts.refused = self._parts.refused, []
         if refused:
-            await self._client.abandon(refused)
+            await self._client.refuse(refused)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Self
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Self
 
 import grpc
 
@@ -48,15 +48,18 @@ class Assembly:
         self._stalled = False
         self._given_back: dict[int, Arrival] = {}
         self._reads: dict[int, asyncio.Task[Embedding]] = {}
+        self._reading: dict[int, Arrival] = {}
+        """What they read."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for read in self._reads.values():
-            read.cancel()
+        # One that is cancelled before its first step gives back nothing by itself; a second release does no harm.
+        stopped = [self._reading[part] for part, read in self._reads.items() if read.cancel()]
         await asyncio.gather(*self._reads.values(), return_exceptions=True)
         self._reads.clear()
+        await give_back(stopped)
         self._prompt.release()
         if self._space is not None and not self._space.cancel() and self._space.exception() is None:
             self._space.result().close()
@@ -131,9 +134,13 @@ class Assembly:
             elif part in self._reserved:
                 self._reserved.discard(part)
                 slot = space.take(part, arrival.chunk.nbytes)
-                self._reads[part] = asyncio.create_task(arrival.client.read_into(arrival.chunk, slot))
+                self._read(part, arrival, arrival.client.read_into(arrival.chunk, slot))
             else:  # its space went with a read that failed
-                self._reads[part] = asyncio.create_task(arrival.client.read(arrival.chunk))
+                self._read(part, arrival, arrival.client.read(arrival.chunk))
+
+    def _read(self, part: int, arrival: Arrival, read: Coroutine[Any, Any, Embedding]) -> None:
+        self._reading[part] = arrival
+        self._reads[part] = asyncio.create_task(read)
 
     async def _take_reads(self, missing: Missing) -> None:
         for part, read in list(self._reads.items()):
