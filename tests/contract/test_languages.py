@@ -53,6 +53,33 @@ def test_compiles_for(language: str, mark: str, needle: str, tmp_path: Path) -> 
     assert needle in made[0].read_text()
 
 
+@pytest.mark.parametrize(
+    ("language", "plugins", "made"),
+    [
+        ("Go", ("protoc-gen-go", "protoc-gen-go-grpc"), "example/epd/encoder_service_grpc.pb.go"),
+        ("C++", ("grpc_cpp_plugin",), "epd/encoder/v1/encoder_service.grpc.pb.h"),
+        ("Java", ("grpc_java_plugin",), "epd/encoder/v1/EncoderServiceGrpc.java"),
+    ],
+    ids=["go", "cpp", "java"],
+)
+def test_the_command_of_the_docs_makes_stubs(
+    language: str, plugins: tuple[str, ...], made: str, tmp_path: Path
+) -> None:
+    if missing := [plugin for plugin in plugins if shutil.which(plugin) is None]:
+        pytest.skip(f"{', '.join(missing)} is not installed; docs/clients.md says where it comes from")
+    docs = (ROOT / "docs" / "clients.md").read_text()
+    command = docs.split(f"**{language}**\n\n```\n")[1].split("```")[0]
+    protos = tmp_path / "protos"
+    shutil.copytree(PROTOS, protos)
+    (protos / "gen").mkdir()
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=protos, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (protos / "gen" / made).exists()
+
+
 def test_typescript_types_check_and_a_message_crosses_to_python(tmp_path: Path) -> None:
     modules = ROOT / "clients" / "typescript" / "node_modules"
     if not (modules / ".package-lock.json").exists():  # npm writes it last
