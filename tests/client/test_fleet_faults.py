@@ -17,15 +17,18 @@ from encoder_client import (
     Accepted,
     ClientSettings,
     Complete,
+    Embedding,
     EncoderFleet,
     HealthState,
     Layout,
+    MultiModalEmbedding,
     PartCancelled,
     PartFailed,
     Ready,
     image,
 )
 from encoder_client.errors import EncoderError, PartError
+from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from tests.client.unreliable_encoder import Fate, UnreliableEncoder, payload_of
 from tests.waiting import PATIENCE_SECONDS, eventually
 
@@ -59,6 +62,9 @@ async def answered_right(encoders: Sequence[UnreliableEncoder], prompts: Sequenc
 
         async def one(number: int, parts: int) -> None:
             items = [image(b"prompt %d, part %d" % (number, part_idx)) for part_idx in range(parts)]
+            if number % 3 == 2:
+                await put_together(fleet, f"p{number}", items)
+                return
             async with fleet.encode(items, prompt_id=f"p{number}", timeout=TIMEOUT) as call:
                 events = []
                 if number % 2:  # events first, embeddings then
@@ -74,6 +80,28 @@ async def answered_right(encoders: Sequence[UnreliableEncoder], prompts: Sequenc
         await eventually(lambda: not any(encoder.leases for encoder in encoders))
         assert fleet.pool.statistics.slots == 0
         assert not fleet._dispatchers
+
+
+async def put_together(fleet: EncoderFleet, prompt_id: str, items: Sequence[MediaItem]) -> None:
+    """A prompt in two calls, its parts as they come, from whichever encoders: the same as from one that never fails."""
+    prompt = MultiModalEmbedding(prompt_id, len(items))
+    placed = [image(item.data, part_idx=part_idx) for part_idx, item in enumerate(items)]
+
+    async def some(parts: Sequence[MediaItem]) -> None:
+        async with fleet.encode(parts, prompt_id=prompt_id, num_parts=len(items), timeout=TIMEOUT) as call:
+            async for result in call.results():
+                match result:
+                    case Layout(chunk):
+                        prompt.expect(chunk)
+                    case Embedding():
+                        prompt.add(result)
+                    case PartError():
+                        raise result
+
+    await asyncio.gather(*(some(parts) for parts in (placed[::2], placed[1::2]) if parts))
+    expected = b"".join(map(payload_of, items))
+    assert prompt.numpy(Modality.MODALITY_IMAGE).tobytes() == expected
+    assert prompt.grids(Modality.MODALITY_IMAGE) == [(1, 2, 2)] * len(items)
 
 
 @settings(max_examples=25)

@@ -280,8 +280,8 @@ def test_the_program_ends(how: str, pair: list[ServerProcess], tmp_path: Path) -
     program = f"""
 import os, sys
 from pathlib import Path
-from encoder_client import SyncEncoderClient, image
-client = SyncEncoderClient([{pair[0].target!r}], transports=("inline",))
+from encoder_client import ClientSettings, SyncEncoderClient, image
+client = SyncEncoderClient([{pair[0].target!r}], ClientSettings(transports=("inline",)))
 items = [image(Path({str(file)!r}))]
 submission = client.submit(items, timeout={TIMEOUT})
 {EXITS[how]}
