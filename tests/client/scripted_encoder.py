@@ -33,6 +33,8 @@ class ScriptedEncoder(EncoderServiceServicer):
         self.releases: list[list[pb.LeaseRelease]] = []
         self.fetches = 0
         self.encodes: list[pb.EncodeRequest] = []
+        self.authorizations: list[str] = []
+        """What the calls of `Encode` were authorized by."""
         self.refusals = 0
         """So many calls are refused for now."""
         self.cached: EmbeddingChunk | None = None
@@ -50,6 +52,7 @@ class ScriptedEncoder(EncoderServiceServicer):
         # A cancel may come while a message is on its way: then it is not raised in here.
         context.add_done_callback(lambda _: self.ended.set())
         self.encodes.append(request)
+        self.authorizations += [value for key, value in context.invocation_metadata() if key == "authorization"]
         if self.refusals:
             self.refusals -= 1
             full = ServiceError(Reason.ADMISSION_FULL, "come back in a moment", retry_after=0.01)

@@ -46,10 +46,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{os.environ['PATH']}:{BIN}"}
 
 
-async def run(example: Path, target: str, *files: Path) -> tuple[int, str, str]:
+async def run(example: Path, target: str, *files: Path, token: str = "") -> tuple[int, str, str]:
     node = await asyncio.create_subprocess_exec(
         "node", str(example), target, *map(str, files),
-        env=environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**environment(), "ENCODER_TOKEN": token}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         output, errors = await asyncio.wait_for(node.communicate(), SECONDS)
@@ -99,3 +99,20 @@ async def test_f14_typescript_refuses_damaged_bytes(example: Path, tmp_path: Pat
     assert code != 0
     assert "ReadError: the bytes of part 0 do not have its checksum" in errors
     assert encoder.outcomes == ["CORRUPT"]
+
+
+async def test_a_token_of_typescript_goes_to_this_host_alone_in_plain_text(example: Path, tmp_path: Path) -> None:
+    data = rows(40, 8)
+    file = tmp_path / "a.jpg"
+    file.write_bytes(photo(140, 112))
+    encoder = ScriptedEncoder([ready(data)], payload=data.tobytes)
+    async with encoder.serve() as target:
+        encoder.chunks[0].encoder.grpc_target = target
+        code, _, errors = await run(example, target, file, token="secret")
+    assert (code, errors) == (0, "")
+    assert encoder.authorizations == ["Bearer secret"]
+    for target in ("encoder-a:50051", "127.0.0.1.example:50051", "10.0.0.7:50051"):
+        code, _, errors = await run(example, target, file, token="secret")
+        assert code != 0
+        assert f"the token would go to {target} in plain text" in errors
+        assert "secret" not in errors

@@ -1,9 +1,10 @@
 // Encodes image files in one request, and prints what comes of each: node built/examples/encode.js TARGET FILE...
+// ENCODER_TOKEN in the environment is the token for encoders that ask for one.
 import { readFile } from "node:fs/promises";
 import { ChunkState, EncoderClient, Modality, errorOfStatus } from "../src/index.js";
 
 const [target = "127.0.0.1:50051", ...files] = process.argv.slice(2);
-const client = new EncoderClient(target);
+const client = new EncoderClient(target, { token: process.env["ENCODER_TOKEN"] ?? "" });
 try {
   const items = await Promise.all(
     files.map(async (file, partIdx) => ({

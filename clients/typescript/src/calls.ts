@@ -19,20 +19,27 @@ export const CHANNEL_OPTIONS: grpc.ChannelOptions = {
   "grpc.keepalive_permit_without_calls": 1,
 };
 
+/** What is open to one encoder. */
+export interface Connection {
+  readonly channel: grpc.Client;
+  /** Goes with each call. */
+  readonly metadata: grpc.Metadata;
+}
+
 /** Makes a call with one answer. Throws `EncoderError`. */
 export function unary<I extends DescMessage, O extends DescMessage>(
-  channel: grpc.Client,
+  connection: Connection,
   method: DescMethodUnary<I, O>,
   request: MessageShape<I>,
   options: grpc.CallOptions,
 ): Promise<MessageShape<O>> {
   return new Promise((resolve, reject) => {
-    channel.makeUnaryRequest<MessageShape<I>, MessageShape<O>>(
+    connection.channel.makeUnaryRequest<MessageShape<I>, MessageShape<O>>(
       pathOf(method),
       (message) => Buffer.from(toBinary(method.input, message)),
       (bytes) => fromBinary(method.output, bytes),
       request,
-      new grpc.Metadata(),
+      connection.metadata.clone(),
       options,
       (error, answer) => (error || !answer ? reject(errorOf(error)) : resolve(answer)),
     );
@@ -44,17 +51,17 @@ export function unary<I extends DescMessage, O extends DescMessage>(
  * longer reading would not. Throws `EncoderError`.
  */
 export async function* stream<I extends DescMessage, O extends DescMessage>(
-  channel: grpc.Client,
+  connection: Connection,
   method: DescMethodServerStreaming<I, O>,
   request: MessageShape<I>,
   options: grpc.CallOptions,
 ): AsyncGenerator<MessageShape<O>, void, undefined> {
-  const call = channel.makeServerStreamRequest<MessageShape<I>, MessageShape<O>>(
+  const call = connection.channel.makeServerStreamRequest<MessageShape<I>, MessageShape<O>>(
     pathOf(method),
     (message) => Buffer.from(toBinary(method.input, message)),
     (bytes) => fromBinary(method.output, bytes),
     request,
-    new grpc.Metadata(),
+    connection.metadata.clone(),
     options,
   );
   // A cancelled call still tells so; an `error` event that nobody listens to would end the program.

@@ -16,12 +16,20 @@ import {
 } from "../generated/epd/encoder/v1/encoder_service_pb.js";
 import type { Event, GetServerInfoResponse } from "../generated/epd/encoder/v1/encoder_service_pb.js";
 import { CHANNEL_OPTIONS, stream, unary } from "./calls.js";
+import type { Connection } from "./calls.js";
 import { Embedding } from "./embedding.js";
 import { ReadError } from "./errors.js";
 
+/** Targets where only processes of this host answer. */
+const LOOPBACK = /^(unix:|(ipv4:)?127(\.\d+){3}:|localhost:|(ipv6:)?\[::1\]:)/;
+
 export interface ClientOptions {
-  /** TLS; plain text by default. */
+  /** TLS. Left out: plain text. */
   credentials?: grpc.ChannelCredentials;
+  /** Proves who calls, to encoders with a file of callers. It goes to every encoder whose chunks are read. */
+  token?: string;
+  /** Let the token go to other hosts without TLS. */
+  tokenInPlainText?: boolean;
   /** The name under which leases are granted to this process. Empty: the caller of `encode`. */
   receiver?: string;
   /** Milliseconds that a read, a release, or a question may take; 30,000 by default. */
@@ -34,13 +42,21 @@ export class EncoderClient {
   readonly #credentials: grpc.ChannelCredentials;
   readonly #receiver: string;
   readonly #timeoutMs: number;
-  readonly #channels = new Map<string, grpc.Client>();
+  readonly #token: string;
+  readonly #tokenAnywhere: boolean;
+  readonly #connections = new Map<string, Connection>();
   #instanceId = "";
 
-  /** @param target the gRPC target of the encoder, such as `127.0.0.1:50051`. */
+  /**
+   * @param target the gRPC target of the encoder, such as `127.0.0.1:50051`.
+   *
+   * Calls throw if the token would go to another host in plain text.
+   */
   constructor(target: string, options: ClientOptions = {}) {
     this.#target = target;
     this.#credentials = options.credentials ?? grpc.credentials.createInsecure();
+    this.#token = options.token ?? "";
+    this.#tokenAnywhere = options.credentials !== undefined || (options.tokenInPlainText ?? false);
     this.#receiver = options.receiver ?? "";
     this.#timeoutMs = options.timeoutMs ?? 30_000;
   }
@@ -59,7 +75,7 @@ export class EncoderClient {
   ): AsyncGenerator<Event, void, undefined> {
     const message = create(EncodeRequestSchema, request);
     const options = deadline === undefined ? {} : { deadline: Date.now() + deadline };
-    for await (const response of stream(this.#channel(this.#target), EncoderService.method.encode, message, options)) {
+    for await (const response of stream(this.#connection(this.#target), EncoderService.method.encode, message, options)) {
       for (const event of response.events) {
         if (event.event.case === "accepted") this.#instanceId = event.event.value.encoder?.instanceId ?? "";
         yield event;
@@ -101,21 +117,21 @@ export class EncoderClient {
   /** What the encoder is, can do, and is doing. Throws `EncoderError`. */
   serverInfo(): Promise<GetServerInfoResponse> {
     const request = create(GetServerInfoRequestSchema);
-    return unary(this.#channel(this.#target), EncoderService.method.getServerInfo, request, this.#callOptions());
+    return unary(this.#connection(this.#target), EncoderService.method.getServerInfo, request, this.#callOptions());
   }
 
   /** Ends all connections. */
   close(): void {
-    for (const channel of this.#channels.values()) channel.close();
-    this.#channels.clear();
+    for (const { channel } of this.#connections.values()) channel.close();
+    this.#connections.clear();
   }
 
   async #fetch(chunk: EmbeddingChunk, lease: LeaseGrant): Promise<Uint8Array> {
     const bytes = new Uint8Array(Number(chunk.nbytes));
     let position = 0;
     const request = create(FetchRequestSchema, { leaseId: lease.leaseId });
-    const channel = this.#channelOf(chunk.encoder);
-    for await (const piece of stream(channel, EncoderService.method.fetch, request, this.#callOptions())) {
+    const connection = this.#connectionOf(chunk.encoder);
+    for await (const piece of stream(connection, EncoderService.method.fetch, request, this.#callOptions())) {
       if (position + piece.data.length > bytes.length) {
         throw new ReadError(`more than ${bytes.length} bytes came of part ${chunk.partIdx}`);
       }
@@ -130,8 +146,8 @@ export class EncoderClient {
 
   async #release(chunk: EmbeddingChunk, lease: LeaseGrant, outcome: ReadOutcome): Promise<LeaseState> {
     const request = create(ReleaseRequestSchema, { leases: [{ leaseId: lease.leaseId, outcome }] });
-    const channel = this.#channelOf(chunk.encoder);
-    const answer = await unary(channel, EncoderService.method.release, request, this.#callOptions());
+    const connection = this.#connectionOf(chunk.encoder);
+    const answer = await unary(connection, EncoderService.method.release, request, this.#callOptions());
     return answer.leases[0]?.state ?? LeaseState.UNSPECIFIED;
   }
 
@@ -144,18 +160,31 @@ export class EncoderClient {
   }
 
   // A server is its instance_id, whatever address it tells others.
-  #channelOf(encoder: EncoderRef | undefined): grpc.Client {
+  #connectionOf(encoder: EncoderRef | undefined): Connection {
     const own = !encoder?.grpcTarget || encoder.instanceId === this.#instanceId;
-    return this.#channel(own ? this.#target : encoder.grpcTarget);
+    return this.#connection(own ? this.#target : encoder.grpcTarget);
   }
 
-  #channel(target: string): grpc.Client {
-    let channel = this.#channels.get(target);
-    if (!channel) {
-      channel = new grpc.Client(target, this.#credentials, CHANNEL_OPTIONS);
-      this.#channels.set(target, channel);
+  #connection(target: string): Connection {
+    let connection = this.#connections.get(target);
+    if (!connection) {
+      const metadata = this.#metadata(target);
+      connection = { channel: new grpc.Client(target, this.#credentials, CHANNEL_OPTIONS), metadata };
+      this.#connections.set(target, connection);
     }
-    return channel;
+    return connection;
+  }
+
+  #metadata(target: string): grpc.Metadata {
+    const metadata = new grpc.Metadata();
+    if (!this.#token) return metadata;
+    if (!this.#tokenAnywhere && !LOOPBACK.test(target)) {
+      throw new Error(
+        `the token would go to ${target} in plain text; give credentials for TLS, or tokenInPlainText if the network is trusted`,
+      );
+    }
+    metadata.set("authorization", `Bearer ${this.#token}`);
+    return metadata;
   }
 
   #callOptions(): grpc.CallOptions {
