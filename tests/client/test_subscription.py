@@ -416,7 +416,7 @@ async def test_what_a_full_pool_made_a_receiver_ask_for_again_is_not_told_as_som
 
 async def test_a_client_without_a_name_cannot_subscribe(server: ServerProcess) -> None:
     async with EncoderClient(server.target) as client:
-        with pytest.raises(ValueError, match="give EncoderClient a receiver"):
+        with pytest.raises(ValueError, match="give ClientSettings a receiver"):
             client.subscribe()
 
 

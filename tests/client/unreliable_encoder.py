@@ -175,8 +175,9 @@ class UnreliableEncoder(EncoderServiceServicer, HealthServicer):  # type: ignore
         chunk.leases[0].lease_id = secrets.token_bytes(16)
         if fate is not Fate.REVOKED:
             self.leases[chunk.leases[0].lease_id] = data
-        if fate is Fate.CUT_AFTER_READY:
-            # Nobody may ever see it: it ends by its time, as every lease does.
+        if fate is Fate.CUT_AFTER_READY or (fate is Fate.CONTRADICTION and item is not request.items[0]):
+            # Nobody may ever see it: it ends by its time, as every lease does. Whoever sees a contradiction gives its
+            # lease back, and hears no more of the call.
             asyncio.get_running_loop().call_later(SHORT_TTL, self.leases.pop, chunk.leases[0].lease_id, None)
         return chunk
 

@@ -96,6 +96,8 @@ class Connections:
 
         Its chunks are read on the same channels, whatever address it tells others.
         """
+        if not encoder.instance_id:
+            return
         known = self._encoder(target)
         if known.instance_id != encoder.instance_id:
             self._unlearn(known.instance_id, target)
