@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from encoder_client import ClientSettings, Credentials, EncoderClient, EncoderError
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
@@ -163,6 +164,23 @@ async def test_who_has_no_certificate_is_not_heard(callers: Callers) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as unheard:
             await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=SECONDS)
         assert unheard.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_the_client_library_shows_its_certificate(
+    strict_server: ServerProcess, authority: tuple[Path, Certificate]
+) -> None:
+    own = make_certificate(*authority, "carol")
+    shown = Credentials.from_files(authority=authority[1].certificate, certificate=own.certificate, key=own.key)
+    async with (
+        EncoderClient(strict_server.target, ClientSettings(shown, transports=("inline",))) as client,
+        client.encode([MediaItem(modality=Modality.MODALITY_IMAGE, data=PHOTO)], timeout=SECONDS) as call,
+    ):
+        [embedding] = await call.embeddings()
+        assert embedding.numpy().size
+    hidden = Credentials.from_files(authority=authority[1].certificate)
+    async with EncoderClient(strict_server.target, ClientSettings(hidden)) as client:
+        with pytest.raises(EncoderError, match="UNAVAILABLE"):
+            await client.server_info()
 
 
 def secure_channel(target: str, authority: Certificate, caller: Certificate | None) -> grpc.aio.Channel:
