@@ -153,6 +153,18 @@ def test_other_hosts_are_served_by_tls_or_when_asked_for(authority: tuple[Path, 
     assert Listening("[::1]:0").is_loopback
 
 
+def test_files_that_are_no_pem_are_told(model: LanguageOnlyModel, tmp_path: Path) -> None:
+    file = tmp_path / "no.pem"
+    file.write_text("no PEM")
+
+    async def start() -> None:
+        async with worker(model, Listening("127.0.0.1:0", file, file), None):
+            pass
+
+    with pytest.raises(EncoderClientError, match="no PEM of a certificate and its own key"):
+        asyncio.run(start())
+
+
 async def test_the_command_tells_what_it_will_not_do() -> None:
     """A process, with options that are checked before the model is loaded."""
     command = [

@@ -41,9 +41,12 @@ def bind(server: grpc.aio.Server, listening: Listening) -> int:
         )
         return server.add_secure_port(listening.address, credentials)
     except RuntimeError:
+        files = (
+            "" if listening.certificate is None else "; or the TLS files are no PEM of a certificate and its own key"
+        )
         raise ValueError(
             f"cannot listen on {listening.address}: the port is in use by another process, or the address is not this "
-            "host's; give --listen another port (0 takes a free one), or stop the other process"
+            f"host's; give --listen another port (0 takes a free one), or stop the other process{files}"
         ) from None
 
 

@@ -86,10 +86,10 @@ class WorkerServer:
         self._subscriptions: list[asyncio.Task[None]] = []
         try:
             callers = Callers.from_file(settings.callers, settings.listening)
+            _check_identities(callers, settings.callers)
             port = bind(self._server, settings.listening)
         except ValueError as error:
             raise EncoderClientError(str(error)) from None
-        _check_identities(callers, settings.callers)
         self._servicer = LanguageServicer(
             model, self._inbox, self._pool, settings.client.receiver, callers,
             max_tokens=settings.max_tokens, space_timeout=settings.space_seconds,
@@ -149,7 +149,7 @@ def _check_identities(callers: Callers, file: Path | None) -> None:
         return
     identities = {who.identity for who in callers.credentials if Permission.GENERATE in who.permissions}
     if len(identities) != 1:
-        raise EncoderClientError(
+        raise ValueError(
             f"{file}: a worker answers one identity, that which it has at its encoders, and `generate` is given to "
             f"{', '.join(sorted(identities)) or 'nobody'}; give it to one, and start a worker for each"
         )
