@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -129,7 +130,7 @@ async def test_a_link_that_is_slowed_cut_and_restored(link: Link, server: Server
             np.testing.assert_array_equal(embedding.numpy(), expected)
             del embedding
         chunks = [await ready(client) for _ in range(3)]
-        client.read_timeout = 6.0
+        client.settings = replace(client.settings, read_timeout=6.0)
         link.cut()
         try:
             # Reads that begin while nothing comes, and a prompt of which nothing is known yet: each with its error.
