@@ -17,7 +17,7 @@ from encoder_client.checksums import RunningChecksum
 from encoder_client.transports import Reader
 from epd.encoder.v1.embedding_pb2 import Checksum, EmbeddingChunk, LeaseGrant, Locator
 
-SLOT_BYTES = (2 << 20) + 12_345
+SLOT_BYTES = (2 << 20) + 12_346
 """Of a payload: more than two pieces of ZeroMQ's."""
 PLACE_BYTES = 3 << 20
 SLOTS = 4
