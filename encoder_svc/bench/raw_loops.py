@@ -47,7 +47,7 @@ class RawLoops:
             self._arena = MappedArena.open(place.socket_path, chunk.encoder.engine_boot_id, OPEN_SECONDS)
             self._arena.populate()
         source = self._arena.payload(chunk, place.slot_offset)
-        target = np.frombuffer(slot.memory, np.uint8, chunk.nbytes)
+        target = np.frombuffer(slot.view, np.uint8, chunk.nbytes)
         begun = perf_counter()
         np.copyto(target, source)
         return perf_counter() - begun

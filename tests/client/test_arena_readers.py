@@ -325,7 +325,7 @@ async def test_f39_connections_are_bounded_and_readers_keep_theirs(peer: ArenaPe
         slow.connect(place.endpoint)
         for number in range(MOST_ANSWERS):
             slow.send(write_request(Request(number, bytes([1]) * 16, place.slot_offset, 1, 0, PIECE_BYTES)))
-        assert await asyncio.to_thread(slow.poll, 10_000)
+        assert await asyncio.to_thread(lambda: slow.poll(10_000))
         opened = []
         for number in range(2 * MOST_PEERS):
             half_open = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))

@@ -153,7 +153,7 @@ class ZeroMqPeer:
     def _readable(self) -> None:
         self._scheduled = False
         for _ in range(_MESSAGES_AT_ONCE):
-            if self.failed or not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if self.failed or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             self._take(parse_answer(self._socket.recv()))
             while self._socket.rcvmore:  # of nobody, or more than belongs to it
