@@ -30,6 +30,7 @@ from encoder_svc.bench.partner import end_partner
 from encoder_svc.engine.serving import serve_arena
 from encoder_svc.engine.slot_places import SlotPlaces
 from encoder_svc.errors import SetupError
+from encoder_svc.heap import keep_large_blocks
 from encoder_svc.runtime.slots import footprint
 from encoder_svc.shared_memory import SharedMemory
 from epd import slot_header
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("socket")
     parser.add_argument("sizes", type=int, nargs="+")
     arguments = parser.parse_args()
+    keep_large_blocks()  # as a front and an engine do
     uvloop.run(_serve(arguments.socket, arguments.sizes))
 
 
