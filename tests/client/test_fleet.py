@@ -30,8 +30,10 @@ from encoder_client import (
     image,
 )
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
+from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from tests.conftest import StartServer, servers
 from tests.photograph import photo
+from tests.rpc.metrics_page import metric
 from tests.server_process import START_SECONDS, ServerProcess
 from tests.waiting import eventually
 
@@ -117,6 +119,25 @@ async def test_the_events_are_those_of_one_call(pair: list[ServerProcess]) -> No
         # Bad input says nothing of an encoder.
         assert set(fleet.states.values()) == {HealthState.SERVING}
     assert await leases(pair) == 0
+
+
+async def test_who_is_told_to_have_content_is_asked_for_it(pair: list[ServerProcess]) -> None:
+    """So a receiver that knows only content keys asks no other encoder in vain."""
+    items = [image(photo(140, 112, quality=quality)) for quality in range(20, 28)]
+    async with EncoderFleet([pair[0].target], transports=("inline",)) as one:
+        async with one.encode(items, timeout=TIMEOUT) as call:
+            await call.embeddings()
+        chunks = call.chunks
+    keys = [MediaItem(modality=Modality.MODALITY_IMAGE, content_key=chunks[n].content_key, part_idx=n) for n in chunks]
+    unknown = await metric(pair[1], "parts_total", state="failed", reason="CONTENT_UNKNOWN")
+    async with fleet_of(pair) as fleet:
+        holders = {part_idx: chunk.encoder.instance_id for part_idx, chunk in chunks.items()}
+        async with fleet.encode(keys, holders=holders, timeout=TIMEOUT) as call:
+            assert len(await call.embeddings()) == len(items)
+        assert await metric(pair[1], "parts_total", state="failed", reason="CONTENT_UNKNOWN") == unknown
+        # One that is not there is no obstacle.
+        async with fleet.encode(keys[:1], holders={0: "nobody"}, timeout=TIMEOUT) as call:
+            assert len(await call.embeddings()) == 1
 
 
 async def test_content_goes_where_it_is(pair: list[ServerProcess]) -> None:

@@ -19,9 +19,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, web
 
-from encoder_client import EncoderClient, image, item_content_key
+from encoder_client import EncoderClient, audio, image, item_content_key
 from encoder_client.proxy.chat_media import rewrite, take
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+from epd.encoder.v1.embedding_pb2 import AudioMetadata, EmbeddingChunk
 from tests.photograph import photo
 from tests.server_process import START_SECONDS, ServerProcess
 from tests.waiting import eventually
@@ -44,6 +44,11 @@ def chat(*urls: str, **more: Any) -> dict[str, Any]:
     content.append({"type": "text", "text": "What is it?"})
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
     return {"model": "m", "messages": messages, **more}
+
+
+def holding(part: dict[str, Any]) -> dict[str, Any]:
+    """A chat request with one part."""
+    return {"messages": [{"role": "user", "content": [part]}]}
 
 
 @dataclass
@@ -154,7 +159,8 @@ async def test_media_become_keys_and_grids(server: ServerProcess, line: Line) ->
     assert await line.chat(body) == (200, {"choices": []})
     [sent] = line.vllm.bodies
     async with EncoderClient(server.target) as client:
-        namespace = (await client.server_info()).model.cache_namespace
+        info = await client.server_info()
+        namespace = info.model.cache_namespace
     keys = [item_content_key(namespace, b"", image(data)).hex() for data in (PHOTO, another)]
     assert sent["messages"] == [
         {"role": "system", "content": "Be brief."},
@@ -164,7 +170,8 @@ async def test_media_become_keys_and_grids(server: ServerProcess, line: Line) ->
             {"type": "text", "text": "What is it?"},
         ]},
     ]  # fmt: skip
-    assert sent["ec_transfer_params"] == {"parts": [{"content_key": key} for key in keys]}
+    encoder = info.encoder.instance_id
+    assert sent["ec_transfer_params"] == {"parts": [{"content_key": key, "encoder": encoder} for key in keys]}
     assert sent["max_tokens"] == 3
     assert base64.b64encode(PHOTO).decode() not in json.dumps(sent)
 
@@ -223,8 +230,14 @@ async def test_a_caller_who_leaves_takes_the_call_to_vllm_along(line: Line) -> N
         (chat(""), "needs a url"),
         ({"messages": "x"}, "must be a list"),
         (chat(mm_processor_kwargs={"fps": 1}), "min_pixels and max_pixels"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, "input_audio"),
-        ({"messages": [{"role": "user", "content": [{"image_url": {"url": "x"}}]}]}, "None"),
+        (holding({"type": "input_audio", "input_audio": {}}), "input_audio needs data"),
+        (holding({"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}), "damaged"),
+        (
+            holding({"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,UklGRg=="}}),
+            "does not encode this modality",
+        ),
+        (holding({"type": "file", "file": {"file_data": "x"}}), "send one of image_url"),
+        (holding({"image_url": {"url": "x"}}), "None"),
     ],
 )
 async def test_what_cannot_be_encoded_is_told_and_not_passed_on(line: Line, body: dict[str, Any], message: str) -> None:
@@ -259,5 +272,23 @@ async def test_the_caller_s_request_stays_as_it_was() -> None:
     before = json.loads(json.dumps(body))
     chunk = EmbeddingChunk(content_key=bytes(32), grid_dim=[1, 8, 10])
     assert len(take(body).items) == 1
-    assert rewrite(body, [chunk]) != before
+    assert rewrite(body, [chunk], "qwen2_5_vl") != before
     assert body == before
+
+
+@pytest.mark.parametrize(
+    ("model_type", "size"),
+    [("qwen2_audio", {"audio_num_tokens": [25]}), ("qwen2_5_omni", {"audio_feature_lengths": [100]})],
+)
+def test_sound_becomes_a_length(model_type: str, size: dict[str, Any]) -> None:
+    """As long as vLLM's placeholders are to be, in the family's own measure."""
+    data = base64.b64encode(b"RIFF").decode()
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+        {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}"}},
+    ]
+    body = {"messages": [{"role": "user", "content": parts}]}
+    assert take(body).items == [audio(b"RIFF"), audio(b"RIFF")]
+    chunk = EmbeddingChunk(content_key=bytes(32), token_count=25, audio=AudioMetadata(mel_frames=100))
+    expected = {"type": "audio_embeds", "audio_embeds": size, "uuid": "00" * 32}
+    assert rewrite(body, [chunk, chunk], model_type)["messages"][0]["content"] == [expected, expected]

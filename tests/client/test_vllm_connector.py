@@ -254,6 +254,8 @@ def test_a_matrix_has_deepstack_beside_each_row(encoded: list[Embedding]) -> Non
         ({"parts": ["x"]}, "no object"),
         ({"parts": [{"content_key": "xyz"}]}, "hexadecimal"),
         ({"parts": [{"content_key": "00"}]}, "64 hexadecimal digits"),
+        ({"parts": [{"content_key": "00" * 32, "encoder": ["a"]}]}, "instance_id"),
+        ({"parts": [{"content_key": "00" * 32, "encoder": "a" * 257}]}, "instance_id"),
         ({"parts": [{"content_key": "00" * 32, "media": "%"}]}, "base64"),
         ({"parts": [{"content_key": "00" * 32, "media": base64.b64encode(b"\xff").decode()}]}, "MediaItem"),
         ({"parts": [{"content_key": "00" * 32, "media": "", "cache_salt": "x"}]}, "cache_salt"),
@@ -265,7 +267,12 @@ def test_parameters_that_say_nothing(params: Any, message: str) -> None:
 
 
 def test_parameters_survive_their_way() -> None:
-    parts = [Part(bytes(32)), Part(bytes([1] * 32), ITEMS[0], b"salt")]
+    parts = [
+        Part(bytes(32)),
+        Part(bytes([1] * 32), ITEMS[0], b"salt"),
+        Part(bytes([2] * 32), encoder="one"),
+        Part(bytes([3] * 32), ITEMS[1], b"", "another"),
+    ]
     assert parse(transfer_params(parts), [part.content_key.hex() for part in parts]) == parts
 
 

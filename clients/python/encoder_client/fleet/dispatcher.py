@@ -178,7 +178,7 @@ class Dispatcher:
 
     def _wish(self, part_idx: int) -> Wish:
         key = (self._keys or {}).get(part_idx, b"")
-        holder = self._contents.holder(key) if key else ""
+        holder = self._prompt.holders.get(part_idx, "") or (self._contents.holder(key) if key else "")
         return Wish(part_idx, self._costs[part_idx], key, holder, self._ledger.avoided(part_idx))
 
     def _calls_of(self, parts: Sequence[int], member: Member) -> Iterator[list[int]]:

@@ -90,6 +90,11 @@ class EncoderFleet:
         """What is thought of each encoder, by its target."""
         return {target: member.health.state for target, member in self._roster.members.items()}
 
+    @property
+    def model_type(self) -> str:
+        """The family that the encoders serve, as the checkpoint's config names it; empty until one has told."""
+        return next((member.info.model.model_type for member in self._roster.members.values() if member.info), "")
+
     async def __aenter__(self) -> Self:
         self._roster.open()
         return self
@@ -116,6 +121,7 @@ class EncoderFleet:
         cache_salt: bytes = b"",
         lease_ttl: float | None = None,
         skip_layout: bool = False,
+        holders: Mapping[int, str] | None = None,
     ) -> FleetCall:
         """Encodes some or all items of one prompt; it begins when the result is entered with ``async with``.
 
@@ -133,6 +139,9 @@ class EncoderFleet:
             cache_salt: separates cache entries.
             lease_ttl: seconds that leases live.
             skip_layout: leave the LAYOUT events out.
+            holders: which encoders have the contents of parts already, by ``part_idx``: the ``encoder.instance_id`` of
+                READY chunks that another client got. They are asked first; one that is not of this fleet counts for
+                nothing.
 
         Raises:
             ValueError: there are no items, or two have the same ``part_idx``, or one that is not below ``num_parts``.
@@ -159,6 +168,7 @@ class EncoderFleet:
                 lease_ttl=lease_ttl,
                 skip_layout=skip_layout,
             ),
+            holders=holders or {},
         )
         return FleetCall(self._client, prompt, self._begin, self._dispatchers.discard)
 

@@ -38,6 +38,8 @@ class Prompt:
     deadlines: Mapping[int, float]
     """By ``part_idx``, in the time of the event loop; ``inf`` for none."""
     options: EncodeOptions
+    holders: Mapping[int, str]
+    """By ``part_idx``: the instance that the caller knows to have the content."""
 
 
 class Sink(Protocol):

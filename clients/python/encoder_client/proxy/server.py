@@ -84,7 +84,7 @@ class Proxy:
             media = take(body)
             async with AsyncExitStack() as answering:
                 async with self._encoded(media) as chunks:
-                    data = json.dumps(rewrite(body, chunks)).encode()
+                    data = json.dumps(rewrite(body, chunks, self._fleet.model_type)).encode()
                     upstream = await answering.enter_async_context(
                         self._session.post(self._address(request), data=data, headers=_passed_on(request))
                     )

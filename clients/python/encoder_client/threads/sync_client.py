@@ -92,6 +92,7 @@ class SyncEncoderClient:
         priority: int = 0,
         cache_policy: CachePolicy = CachePolicy.CACHE_POLICY_UNSPECIFIED,
         cache_salt: bytes = b"",
+        holders: Mapping[int, str] | None = None,
         polled: bool = True,
     ) -> Submission:
         """Begins to encode some or all items of one prompt, and to read the embeddings.
@@ -105,6 +106,7 @@ class SyncEncoderClient:
             priority: larger goes first.
             cache_policy: how the encoders' caches are used.
             cache_salt: separates cache entries.
+            holders: instance ids of encoders that have the contents of parts, by ``part_idx``.
             polled: :meth:`poll` tells what happens. False: only the futures do.
 
         Raises:
@@ -129,6 +131,7 @@ class SyncEncoderClient:
                 priority=priority,
                 cache_policy=cache_policy,
                 cache_salt=cache_salt,
+                holders=holders,
             )
 
         key = object()

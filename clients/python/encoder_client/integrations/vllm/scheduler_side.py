@@ -250,12 +250,15 @@ class SchedulerSide:
         """One prompt for each salt: a call has one."""
         futures: dict[str, Future[Embedding]] = {}
         for salt in {part.cache_salt for _, part in parts}:
-            keys = [key for key, part in parts if part.cache_salt == salt]
-            items = [part.source(features[key].modality) for key, part in parts if part.cache_salt == salt]
+            salted = [(key, part) for key, part in parts if part.cache_salt == salt]
+            items = [part.source(features[key].modality) for key, part in salted]
             for place, item in enumerate(items):
                 item.part_idx = place
-            submission = self._client.submit(items, timeout=self._timeout, cache_salt=salt, polled=False)
-            futures |= {key: submission.futures[place] for place, key in enumerate(keys)}
+            holders = {place: part.encoder for place, (_, part) in enumerate(salted) if part.encoder}
+            submission = self._client.submit(
+                items, timeout=self._timeout, cache_salt=salt, holders=holders, polled=False
+            )
+            futures |= {key: submission.futures[place] for place, (key, _) in enumerate(salted)}
         return futures
 
     def _look(self) -> None:

@@ -2,7 +2,8 @@
 
 ::
 
-    {"parts": [{"content_key": "3104a8c5…"}, {"content_key": "7951472b…", "media": "…", "cache_salt": "74656e"}]}
+    {"parts": [{"content_key": "3104a8c5…", "encoder": "5c1f…"},
+               {"content_key": "7951472b…", "media": "…", "cache_salt": "74656e"}]}
 
 One entry for each media item of the prompt, in the order in which they stand in it.
 
@@ -10,6 +11,9 @@ One entry for each media item of the prompt, in the order in which they stand in
     The 32 bytes that name the embedding (docs/contract.md), as 64 hexadecimal digits. It is also the item's ``uuid`` in
     the request: vLLM finds embeddings and prefix blocks in its caches by that, so it must differ wherever media,
     options or models do.
+``encoder``
+    The ``instance_id`` of an encoder that has the embedding: it is asked first. It names nothing that the connector's
+    own fleet does not have, and gives no right to anything.
 ``media``
     A serialised ``MediaItem`` in base64: what to encode if no encoder has the embedding. Without it the request fails
     then.
@@ -36,6 +40,7 @@ MODALITIES = {
     "audio": Modality.MODALITY_AUDIO,
 }
 """vLLM's names."""
+MOST_ID_CHARACTERS = 256
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class Part:
     """What to encode if no encoder has the embedding."""
     cache_salt: bytes = b""
     """What the key was computed with."""
+    encoder: str = ""
+    """The instance that has the embedding, if that is known."""
 
     def source(self, modality: str) -> MediaItem:
         """What to ask the encoders for: the media if they are there, else the embedding by its key.
@@ -69,6 +76,8 @@ class Part:
     def to_json(self) -> dict[str, str]:
         """The entry of ``parts``."""
         entry = {"content_key": self.content_key.hex()}
+        if self.encoder:
+            entry["encoder"] = self.encoder
         if self.media is not None:
             entry["media"] = base64.b64encode(self.media.SerializeToString()).decode()
             entry["cache_salt"] = self.cache_salt.hex()
@@ -116,13 +125,16 @@ def _part(index: int, entry: object) -> Part:
     content_key = _hexadecimal(index, entry, "content_key")
     if len(content_key) != 32:
         raise PromptError(f"parts[{index}].content_key must have 64 hexadecimal digits")
+    encoder = entry.get("encoder", "")
+    if not isinstance(encoder, str) or len(encoder) > MOST_ID_CHARACTERS:
+        raise PromptError(f"parts[{index}].encoder must be the instance_id of an encoder")
     if (media := entry.get("media")) is None:
-        return Part(content_key)
+        return Part(content_key, encoder=encoder)
     try:
         item = MediaItem.FromString(base64.b64decode(str(media), validate=True))
     except (binascii.Error, DecodeError):
         raise PromptError(f"parts[{index}].media must be a serialised MediaItem in base64") from None
-    return Part(content_key, item, _hexadecimal(index, entry, "cache_salt"))
+    return Part(content_key, item, _hexadecimal(index, entry, "cache_salt"), encoder)
 
 
 def _hexadecimal(index: int, entry: Mapping[str, object], name: str) -> bytes:
