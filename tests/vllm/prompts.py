@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from encoder_client import SyncEncoderClient, image, video
+from encoder_client import SyncEncoderClient, audio, image, video
 from encoder_client.integrations.vllm.transfer_params import Part, transfer_params
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import MediaItem
@@ -21,20 +21,22 @@ class Media:
     """A media file in a prompt."""
 
     kind: str
-    """``image`` or ``video``."""
+    """``image``, ``video`` or ``audio``."""
     data: bytes
     max_pixels: int = 0
 
     @property
     def item(self) -> MediaItem:
         """As the encoder takes it."""
-        return image(self.data, max_pixels=self.max_pixels) if self.kind == "image" else video(self.data)
+        if self.kind == "image":
+            return image(self.data, max_pixels=self.max_pixels)
+        return video(self.data) if self.kind == "video" else audio(self.data)
 
     @property
     def inline(self) -> dict[str, Any]:
         """As vLLM with its own towers takes it."""
-        kind = "image/jpeg" if self.kind == "image" else "video/mp4"
-        address = f"data:{kind};base64,{base64.b64encode(self.data).decode()}"
+        kinds = {"image": "image/jpeg", "video": "video/mp4", "audio": "audio/wav"}
+        address = f"data:{kinds[self.kind]};base64,{base64.b64encode(self.data).decode()}"
         return {"type": f"{self.kind}_url", f"{self.kind}_url": {"url": address}}
 
 
@@ -63,6 +65,8 @@ def language_only(
     content: list[dict[str, Any]] = []
     for one, chunk in zip(media, chunks, strict=True):
         metadata: dict[str, Any] = {f"{one.kind}_grid_thw": list(chunk.grid_dim)}
+        if one.kind == "audio":
+            metadata = {"audio_num_tokens": [chunk.token_count]}
         if chunk.video.video_timestamps:
             metadata["timestamps"] = list(chunk.video.video_timestamps)
         name = f"{one.kind}_embeds"

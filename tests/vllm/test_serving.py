@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -21,6 +16,7 @@ from tests.vllm.cases import CASES, PHOTO
 from tests.vllm.conftest import POOL_BYTES, Deployment
 from tests.vllm.engine import RefusedError
 from tests.vllm.prompts import Media, encoded, language_only, whole
+from tests.vllm.proxy import proxy
 from tests.vllm.test_tokens import logprobs
 from tests.waiting import eventually
 
@@ -132,28 +128,10 @@ def test_a_prompt_of_other_keys_than_its_parameters_fails(deployment: Deployment
     assert "as the item's uuid" in deployment.engine.log
 
 
-@contextmanager
-def proxy(deployment: Deployment) -> Iterator[int]:
-    """The proxy before the engine; its port."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "encoder_client", "proxy", "--listen", "127.0.0.1:0", "--encoders",
-         deployment.encoder.target, "--vllm", f"http://127.0.0.1:{deployment.engine.port}"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        yield int(process.stdout.readline().rpartition(":")[2])
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_callers_of_the_proxy_notice_nothing(deployment: Deployment, case: str) -> None:
     """They send what the whole model takes, and are answered as it answers."""
-    with proxy(deployment) as port:
+    with proxy(deployment.engine, deployment.encoder.target) as port:
         same(deployment.engine.chat(**whole(CASES[case]), port=port), deployment.whole[case])
 
 

@@ -13,7 +13,7 @@ from tests.vllm.test_tokens import logprobs
 @pytest.mark.parametrize("deployment", ["qwen2_5_vl"], indirect=True)
 def test_every_tensor_parallel_rank_is_served(deployment: Deployment) -> None:
     # The ranks wait for each other by spinning, so on two cores everything else is slow.
-    engine = deployment.start_engine(deployment.encoder, "--tensor-parallel-size=2", seconds=60.0)
+    engine = deployment.start_engine(deployment.encoder, options=["--tensor-parallel-size=2"], timeout_seconds=60.0)
     try:
         for case, media in CASES.items():
             choice = engine.chat(**language_only(media, encoded(deployment.client, media)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from encoder_client.bench import command as bench
 from encoder_client.errors import EncoderClientError
 from encoder_client.proxy import command as proxy
 from encoder_client.worker import command as worker
@@ -20,8 +21,9 @@ def main() -> None:
     proxy.add_arguments(
         commands.add_parser("proxy", help="take the media out of chat requests to a vLLM that has no towers")
     )
+    bench.add_arguments(commands.add_parser("bench", help="measure vLLM with its own towers, and with encoders"))
     arguments = parser.parse_args()
-    run = proxy.run if arguments.command == "proxy" else worker.run
+    run = {"worker": worker.run, "proxy": proxy.run, "bench": bench.run}[arguments.command]
     try:
         sys.exit(run(arguments))
     except EncoderClientError as error:

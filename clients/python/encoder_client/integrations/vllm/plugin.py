@@ -4,6 +4,8 @@ from __future__ import annotations
 
 MODELS = {"Qwen3VLWithoutTower": "encoder_client.integrations.vllm.models:Qwen3VLWithoutTower"}
 """By the architecture that selects them."""
+WITHOUT_TOWER = {"Qwen3VLForConditionalGeneration": "Qwen3VLWithoutTower"}
+"""What a language-only engine runs in the place of what a checkpoint names."""
 
 
 def register() -> None:
