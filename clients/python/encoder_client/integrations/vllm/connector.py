@@ -35,21 +35,22 @@ try:
     from vllm.multimodal.encoder_budget import MultiModalBudget
 except ImportError as error:
     raise EncoderClientError(
-        f"this connector is made for vLLM 0.32, and here is none with encoder-cache connectors ({error})"
+        f"this connector is made for vLLM 0.31 and 0.32, and here is none with encoder-cache connectors ({error})"
     ) from error
 
 if TYPE_CHECKING:
     import torch
 
-SUPPORTED = (0, 32)
-"""The minor version whose interface this was written and tested against."""
+SUPPORTED = ((0, 31), (0, 32))
+"""The minor versions with the interface that this was written for; it was tested with these."""
 MAX_HOLDS = 4096
 """Embeddings that the workers may have open at once: they copy one after another, so it is far from reached."""
 
-if tuple(vllm.__version_tuple__[:2]) != SUPPORTED:
+if tuple(vllm.__version_tuple__[:2]) not in SUPPORTED:
+    versions = " and ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
     raise EncoderClientError(
-        f"this connector is made for vLLM {SUPPORTED[0]}.{SUPPORTED[1]}, and this is {vllm.__version__}; "
-        "install the one, or another encoder-client"
+        f"this connector is made for vLLM {versions}, and this is {vllm.__version__}; install one of these, or another "
+        "encoder-client"
     )
 
 
@@ -183,7 +184,7 @@ def _check_deepstack(model: Any) -> None:
     without_tower = not MODELS.keys().isdisjoint(model.architectures)
     if _levels(model) and not has_tower and not without_tower:
         raise EncoderClientError(
-            "vLLM 0.32 runs no deepstack in a model whose tower it has not loaded; take one of the architectures "
+            "vLLM runs no deepstack in a model whose tower it has not loaded; take one of the architectures "
             f"{', '.join(MODELS)} by --hf-overrides, or leave out --limit-mm-per-prompt so that the tower is loaded"
         )
 
