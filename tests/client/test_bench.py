@@ -17,7 +17,7 @@ from encoder_client.bench.chat_load import Chats, run_load
 from encoder_client.bench.pictures import Pictures
 from encoder_client.bench.processes import started
 from encoder_client.bench.result import Percentiles
-from encoder_client.bench.vllm import tower_bytes
+from encoder_client.bench.vllm import Options, loads, tower_bytes
 from encoder_client.errors import EncoderClientError
 
 TOKENS = 3
@@ -62,9 +62,28 @@ async def test_a_load_is_counted() -> None:
         seconds, timings = await run_load(session, url, chats, 5, 2, lambda: steps.append(None))
     assert (len(timings), len(steps), len(bodies)) == (5, 5, 5)
     assert all(0 < timing.first_token <= timing.end <= seconds for timing in timings)
-    contents = [body["messages"][0]["content"] for body in bodies]
-    assert len({content[0]["text"] for content in contents}) == 5, "no two begin alike"
-    assert len({part["image_url"]["url"] for content in contents for part in content[1:3]}) == 10
+    assert len({body["messages"][0]["content"][0]["text"] for body in bodies}) == 5, "no two begin alike"
+    assert len(set(_urls(bodies))) == 10
+
+
+def test_new_images_are_new_and_both_sides_get_the_same() -> None:
+    options = Options(
+        model=Path(), vllm="", encoder="", dtype="float32", image_size=64, images=2, pictures=4, tokens=1,
+        concurrency=1, requests=1, rounds=1, vllm_options=(), encoder_options=(),
+    )  # fmt: skip
+    sent = {
+        workload: {side: [chats.next() for _ in range(8)] for side, chats in sides.items()}
+        for workload, sides in loads(options).items()
+    }
+    urls = {workload: _urls(sides["whole"]) for workload, sides in sent.items()}
+    assert all(sides["whole"] == sides["split"] for sides in sent.values())
+    assert len(set(urls["new"])) == 16
+    assert len(set(urls["repeated"])) == 4
+    assert not set(urls["new"]) & set(urls["repeated"])
+
+
+def _urls(bodies: list[dict[str, Any]]) -> list[str]:
+    return [part["image_url"]["url"] for body in bodies for part in body["messages"][0]["content"][1:3]]
 
 
 @pytest.mark.parametrize(("tokens", "status", "message"), [(1, 200, "has 1 tokens"), (TOKENS, 503, "503: no room")])

@@ -24,10 +24,11 @@ class Pictures:
 
     Args:
         side: width and height in pixels.
+        seed: sets of different seeds have no picture in common.
     """
 
-    def __init__(self, side: int) -> None:
-        self._files = [_draw(side, np.random.default_rng((side, number))) for number in range(_DRAWN)]
+    def __init__(self, side: int, seed: int = 0) -> None:
+        self._files = [_draw(side, np.random.default_rng((seed, side, number))) for number in range(_DRAWN)]
         self._numbers = itertools.count()
 
     def next(self) -> bytes:

@@ -97,8 +97,8 @@ async def measure_vllm(options: Options, command_line: str, display: Display) ->
         session = await stack.enter_async_context(ClientSession(timeout=timeout, connector=TCPConnector(limit=0)))
         deployment = _Deployment(options, session, servers, display, stack)
         urls = {WHOLE: await deployment.whole(), SPLIT: await deployment.split()}
-        loads = _loads(options)
-        for workload, chats in loads.items():
+        workloads = loads(options)
+        for workload, chats in workloads.items():
             # The first requests of an engine are slow, and repeated images are to be in all caches.
             warm_up = options.pictures if workload == REPEATED else options.concurrency
             for side, url in urls.items():
@@ -108,7 +108,7 @@ async def measure_vllm(options: Options, command_line: str, display: Display) ->
         memory.begin()
         rounds: dict[tuple[str, str], list[tuple[float, list[Timing]]]] = defaultdict(list)
         for number in range(options.rounds):
-            for workload, chats in loads.items():
+            for workload, chats in workloads.items():
                 for side, url in urls.items() if number % 2 == 0 else reversed(urls.items()):
                     text = f"round {number + 1} of {options.rounds}: {workload} images, {side}"
                     with display.stage(text, options.requests) as done:
@@ -123,7 +123,7 @@ async def measure_vllm(options: Options, command_line: str, display: Display) ->
         machine=machine,
         parameters=options.parameters(),
         workloads={
-            workload: {side: _served(rounds[workload, side]) for side in urls} for workload in loads
+            workload: {side: _served(rounds[workload, side]) for side in urls} for workload in workloads
         },
         peak_bytes={
             name: {"serving": serving[name], "with_start": max(serving[name], with_start[name])} for name in servers
@@ -194,10 +194,10 @@ class _Deployment:
         return server
 
 
-def _loads(options: Options) -> dict[str, dict[str, Chats]]:
+def loads(options: Options) -> dict[str, dict[str, Chats]]:
     """What is sent, by workload and side: the same to both."""
-    fresh = {side: Pictures(options.image_size) for side in (WHOLE, SPLIT)}
-    drawn = Pictures(options.image_size)
+    fresh = {side: Pictures(options.image_size, seed=0) for side in (WHOLE, SPLIT)}
+    drawn = Pictures(options.image_size, seed=1)
     known = [drawn.next() for _ in range(options.pictures)]
 
     def of(side: str) -> dict[str, Callable[[], Sequence[bytes]]]:
