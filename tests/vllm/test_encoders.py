@@ -65,8 +65,6 @@ def secured(deployment: Deployment, tmp_path: Path) -> Iterator[Secured]:
         yield Secured(encoders, engine, authority.certificate, token)
     finally:
         engine.close()
-        for encoder in encoders:
-            encoder.close()
 
 
 def test_a_fleet_by_tls(deployment: Deployment, secured: Secured) -> None:
