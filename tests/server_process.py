@@ -24,6 +24,7 @@ from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 
 START_SECONDS = 150.0
 STOP_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 LEASE_SECONDS = 600.0
 """Longer than a test may take: what is not leased any more was given back."""
 SHARED_MEMORY = "/dev/shm/"
@@ -153,7 +154,7 @@ class ServerProcess:
         """What it tells of itself."""
         async with self.channel() as channel:
             stub: Any = EncoderServiceStub(channel)
-            info: pb.GetServerInfoResponse = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=STOP_SECONDS)
+            info: pb.GetServerInfoResponse = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=ANSWER_SECONDS)
             return info
 
     def stop(self, how: signal.Signals = signal.SIGTERM, seconds: float = STOP_SECONDS) -> int:
