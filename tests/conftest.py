@@ -13,6 +13,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.server_process import ServerProcess
 
+# Before torch is imported: two test processes share the cores, and OpenMP's threads wait by spinning. On two cores the
+# tests of models take twice the time otherwise.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Property tests look for new examples wherever a person runs them; in CI the same commit gives the same answer. No
 # deadlines, and no judgement of how fast examples are drawn: the machine may be busy.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
