@@ -22,6 +22,7 @@ from epd.encoder.v1.embedding_pb2 import DataType, EmbeddingChunk, TensorSpec
 from tests.client.arena_peer import SLOT_BYTES, ArenaPeer, arena_peer
 from tests.client.chunks import ready, rows
 from tests.client.scripted_encoder import ScriptedEncoder
+from tests.waiting import PATIENCE_SECONDS, eventually
 
 TRANSPORTS = ("shared_memory", "mooncake", "zeromq")
 
@@ -74,11 +75,15 @@ async def reading(encoder: ScriptedEncoder, transport: str) -> AsyncIterator[Enc
     """A client that reads by one transport; whatever happens, it holds nothing afterwards."""
     async with (
         encoder.serve() as target,
-        EncoderClient(target, ClientSettings(transports=(transport,), read_timeout=20.0)) as client,
+        EncoderClient(target, ClientSettings(transports=(transport,), read_timeout=PATIENCE_SECONDS)) as client,
     ):
         yield client
-        gc.collect()
-        assert client.pool.statistics.slots == 0
+
+        def nothing_is_held() -> bool:
+            gc.collect()
+            return client.pool.statistics.slots == 0
+
+        await eventually(nothing_is_held)
 
 
 def from_(encoder: ScriptedEncoder, chunk: EmbeddingChunk) -> EmbeddingChunk:
