@@ -20,7 +20,8 @@ def free_port() -> int:
     """
     end = int(EPHEMERAL.read_text().split()[0])
     start = LOWEST + (os.getpid() + next(_ASKED)) % max(1, end - LOWEST)
-    for port in (*range(start, end), *range(LOWEST, start)):
+    places: list[int] = [*range(start, end), *range(LOWEST, start)]
+    for port in places:
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

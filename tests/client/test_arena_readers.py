@@ -30,6 +30,7 @@ from tests.client.arena_peer import SLOT_BYTES, SLOTS, ArenaPeer, arena_peer, pa
 from tests.waiting import PATIENCE_SECONDS, eventually
 
 POOL_BYTES = 64 << 20
+PATIENCE_MILLISECONDS = int(1000 * PATIENCE_SECONDS)
 READERS: dict[str, Callable[[], Reader]] = {"shared_memory": SharedMemoryReader, "zeromq": ZeroMqReader}
 
 
@@ -300,7 +301,7 @@ async def test_f39_a_peer_that_does_not_read_holds_nobody_up_and_is_owed_little(
     reader.close()
     answered = 0
     # The first ones are there, or come; nothing tells that a last one was the last.
-    while greedy.poll(1000 * PATIENCE_SECONDS if answered < MOST_ANSWERS else 500):
+    while greedy.poll(PATIENCE_MILLISECONDS if answered < MOST_ANSWERS else 500):
         answer = parse_answer(greedy.recv_multipart()[0])
         assert answer is not None
         assert answer.state == State.OK
@@ -325,7 +326,7 @@ async def test_f39_connections_are_bounded_and_readers_keep_theirs(peer: ArenaPe
         slow.connect(place.endpoint)
         for number in range(MOST_ANSWERS):
             slow.send(write_request(Request(number, bytes([1]) * 16, place.slot_offset, 1, 0, PIECE_BYTES)))
-        assert await asyncio.to_thread(lambda: slow.poll(int(1000 * PATIENCE_SECONDS)))
+        assert await asyncio.to_thread(lambda: slow.poll(PATIENCE_MILLISECONDS))
         opened = []
         for number in range(2 * MOST_PEERS):
             half_open = stack.enter_context(socket.create_connection((host, int(port)), PATIENCE_SECONDS))
@@ -360,7 +361,7 @@ def read_to_the_end(connection: socket.socket) -> None:
 def answers_to(peer: zmq.Socket[bytes], expected: int) -> int:
     """How many messages come: those that are expected, and what half a second brings beyond them."""
     came = 0
-    while peer.poll(1000 * PATIENCE_SECONDS if came < expected else 500):
+    while peer.poll(PATIENCE_MILLISECONDS if came < expected else 500):
         peer.recv_multipart()
         came += 1
     return came

@@ -33,6 +33,8 @@ async def test_every_metric_tells_what_happened(server: ServerProcess) -> None:
         assert len(failures(events)) == 1
         chunks += ready_chunks(events)
 
+        after: Samples = {}
+
         async def the_gauges_have_followed() -> bool:
             nonlocal after
             after = await asyncio.to_thread(scrape, server)
@@ -40,7 +42,6 @@ async def test_every_metric_tells_what_happened(server: ServerProcess) -> None:
             left = value(after, "live_requests"), value(after, "batches_in_flight", engine="0"), arena["reserved"]
             return value(after, "leases") == 3 and arena["leased"] >= 2 * chunks[0].nbytes and not any(left)
 
-        after: Samples = {}
         await eventually(the_gauges_have_followed)
         await release(stub, *chunks)
     elapsed = time.monotonic() - begun
