@@ -90,10 +90,11 @@ def bench(tiny_checkpoint: Path, tmp_path: Path) -> Bench:
 
 
 def test_throughput(bench: Bench) -> None:
-    result = bench.run("throughput", "--image-size", "56", "--concurrency", "4", "--requests", "40", "--rounds", "2")
+    result = bench.run("throughput", "--image-size", "56", "--concurrency", "4", "--seconds", "4", "--rounds", "2")
     assert isinstance(result, ThroughputResult)
     assert len(result.rounds) == 2
-    assert result.images == pytest.approx(result.images_per_second)
+    # Windows so long that even a very busy machine gets something done in each.
+    assert result.images == pytest.approx(4 * result.images_per_second)
     assert result.ratio == pytest.approx(result.images_per_second / result.reference_images_per_second)
     assert 1 <= result.mean_batch_items <= 4
     # 56 pixels are four patches of 14.
