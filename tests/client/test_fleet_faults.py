@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -36,6 +36,16 @@ TIMEOUT = 150.0
 # A part that two encoders failed to make is taken for the culprit: one such fate at most.
 HARMLESS = [fate for fate in Fate if fate not in {Fate.FAULT, Fate.CONTRADICTION}]
 Fates = list[list[Fate]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def errors_only() -> Iterator[None]:
+    """The faults are so many; and other tests look for their own in the log."""
+    log = logging.getLogger("encoder_client")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    yield
+    log.setLevel(before)
 
 
 @asynccontextmanager
@@ -112,7 +122,6 @@ async def put_together(fleet: EncoderFleet, prompt_id: str, items: Sequence[Medi
     seed=st.integers(min_value=0, max_value=2**16),
 )
 def test_any_failures_that_leave_one_encoder_alive(fates: Fates, fault: Fate, prompts: list[int], seed: int) -> None:
-    logging.getLogger("encoder_client").setLevel(logging.ERROR)
     fates = [[fault, *fates[0]], *fates[1:], []]
     asyncio.run(answered_right([UnreliableEncoder(drawn) for drawn in fates], prompts, seed))
 
