@@ -97,6 +97,12 @@ async def test_refusals_and_lives_are_counted(server: ServerProcess) -> None:
             name, labels = "refused_total", {"reason": "REQUEST_ID_LIVE"}
             assert value(after, name, **labels) == value(before, name, **labels) + 1
             call.cancel()
+
+            async def no_request_is_live() -> bool:
+                return (await server.info()).load.requests == 0
+
+            # Else the part could be READY, and leased, before it is known that its caller has left.
+            await eventually(no_request_is_live)
     await eventually(lambda: is_idle(server))
 
 
