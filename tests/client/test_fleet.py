@@ -124,7 +124,7 @@ async def test_the_events_are_those_of_one_call(pair: list[ServerProcess]) -> No
 async def test_who_is_told_to_have_content_is_asked_for_it(pair: list[ServerProcess]) -> None:
     """So a receiver that knows only content keys asks no other encoder in vain."""
     items = [image(photo(140, 112, quality=quality)) for quality in range(20, 28)]
-    async with EncoderFleet([pair[0].target], transports=("inline",)) as one:
+    async with EncoderFleet([pair[0].target], ClientSettings(transports=("inline",))) as one:
         async with one.encode(items, timeout=TIMEOUT) as call:
             await call.embeddings()
         chunks = call.chunks

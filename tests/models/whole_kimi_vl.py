@@ -24,7 +24,7 @@ def load_whole_kimi_vl(checkpoint: Path, dtype: torch.dtype = torch.float32) -> 
     config = open_checkpoint(checkpoint).config
     vision = config["vision_config"]
     sides = {f"pos_emb_{side}": vision[f"init_pos_emb_{side}"] for side in ("height", "width")}
-    model, report = Kimi_K25ForConditionalGeneration.from_pretrained(
+    loaded: Any = Kimi_K25ForConditionalGeneration.from_pretrained(
         None,
         config=Kimi_K25Config(
             text_config=config["text_config"],
@@ -36,6 +36,7 @@ def load_whole_kimi_vl(checkpoint: Path, dtype: torch.dtype = torch.float32) -> 
         dtype=dtype,
         output_loading_info=True,
     )
+    model, report = loaded
     assert not any(report.values()), report
     return model.eval()
 

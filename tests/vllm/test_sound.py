@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from encoder_client import SyncEncoderClient
+from encoder_client import ClientSettings, SyncEncoderClient
 from encoder_svc.checkpoints import write_checkpoint
 from tests.conftest import servers
 from tests.media.sounds import plain, tones
@@ -51,7 +51,7 @@ def heard(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Depl
     with servers(model) as start, engines(vllm, model) as start_engine:
         encoder = start()
         engine = start_engine(encoder, towers=["audio"])
-        with SyncEncoderClient([encoder.target], transports=("inline",)) as client:
+        with SyncEncoderClient([encoder.target], ClientSettings(transports=("inline",))) as client:
             yield Deployment(encoder, engine, client, answers)
 
 
