@@ -47,7 +47,8 @@ class Subscription:
     Made by :meth:`EncoderClient.subscribe`.
 
     Example:
-        >>> async with EncoderClient("encoder:50051", receiver="lm-3") as client, client.subscribe() as subscription:
+        >>> settings = ClientSettings(receiver="lm-3")
+        >>> async with EncoderClient("encoder:50051", settings) as client, client.subscribe() as subscription:
         ...     async for event in subscription:
         ...         match event:
         ...             case Ready(chunk): embedding = await client.read(chunk)
