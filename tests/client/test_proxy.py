@@ -280,7 +280,7 @@ async def test_the_caller_s_request_stays_as_it_was() -> None:
     ("model_type", "size"),
     [("qwen2_audio", {"audio_num_tokens": [25]}), ("qwen2_5_omni", {"audio_feature_lengths": [100]})],
 )
-def test_sound_becomes_a_length(model_type: str, size: dict[str, Any]) -> None:
+async def test_sound_becomes_a_length(model_type: str, size: dict[str, Any]) -> None:
     """As long as vLLM's placeholders are to be, in the family's own measure."""
     data = base64.b64encode(b"RIFF").decode()
     parts = [
