@@ -46,7 +46,7 @@ demo-topology: $(INSTALLED) ## two encoders, two language-only workers, one of e
 test: install ## run all tests, two files at a time; ARGS="-k name -x" goes to pytest
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
-test-vllm: $(INSTALLED) $(VLLM)/installed ## run a real vLLM, in .venv-vllm, as a language-only worker (3.5 GB, ten minutes)
+test-vllm: $(INSTALLED) $(VLLM)/installed ## run a real vLLM, in .venv-vllm, as a language-only worker (3.5 GB, a quarter of an hour)
 	VLLM_VENV=$(VLLM) $(BIN)/python -m pytest --timeout=900 tests/vllm $(ARGS)
 
 lint: $(INSTALLED) ## check style and form (ruff)
