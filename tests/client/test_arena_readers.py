@@ -18,7 +18,7 @@ import zmq
 import zmq.auth
 
 from encoder_client import EmbeddingPool
-from encoder_client.transports import Reader, SlotClosedError, TransportError
+from encoder_client.transports import Reader, SlotClosedError, TransportError, zeromq_peer
 from encoder_client.transports.shared_memory import SharedMemoryReader
 from encoder_client.transports.zeromq import ZeroMqReader
 from encoder_svc.transports.shared_memory import MOST_RECEIVERS
@@ -190,6 +190,34 @@ def test_a_receiver_cannot_write_the_arena(peer: ArenaPeer) -> None:
         os.close(descriptor)
 
 
+async def test_f28_an_idle_connection_outlives_its_pings(peer: ArenaPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq_peer, "_HEARTBEAT_MILLISECONDS", 100)
+    monkeypatch.setattr(zeromq_peer, "_SILENCE_MILLISECONDS", 10_000)
+    reader, pool, locator = ZeroMqReader(), EmbeddingPool(POOL_BYTES), peer.locator("zeromq", 2)
+    assert await read(reader, pool, peer.chunk(2), locator) == payload_digest(2)
+    connection = reader._peers[locator.zeromq.endpoint, b""]
+    # Not a wait for something to happen: that nothing does for many pings is what is tested.
+    await asyncio.sleep(1)
+    assert not connection.failed
+    assert await read(reader, pool, peer.chunk(2), locator) == payload_digest(2)
+    assert reader._peers[locator.zeromq.endpoint, b""] is connection
+    reader.close()
+
+
+async def test_a_host_that_is_gone_without_a_word_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq_peer, "_HEARTBEAT_MILLISECONDS", 100)
+    monkeypatch.setattr(zeromq_peer, "_SILENCE_MILLISECONDS", 300)
+    reader, pool = ZeroMqReader(), EmbeddingPool(POOL_BYTES)
+    with arena_peer(tmp_path) as peer:
+        assert await read(reader, pool, peer.chunk(0), peer.locator("zeromq", 0)) == payload_digest(0)
+        peer.stop()
+        # The kernel still takes what is sent: only the pings tell, long before the read's own limit.
+        with pytest.raises(TransportError, match="gone or unreachable"):
+            await read(reader, pool, peer.chunk(0), peer.locator("zeromq", 0), timeout=1000)
+    await let_go(pool)
+    reader.close()
+
+
 async def test_f39_receivers_of_shared_memory_are_bounded(tmp_path: Path) -> None:
     """Those beyond the bound are closed at once; who has the arena keeps it, and a place that gets free is taken."""
     reader, pool = SharedMemoryReader(), EmbeddingPool(POOL_BYTES)
@@ -301,7 +329,7 @@ async def test_f39_a_peer_that_does_not_read_holds_nobody_up_and_is_owed_little(
     reader.close()
     answered = 0
     # The first ones are there, or come; nothing tells that a last one was the last.
-    while greedy.poll(PATIENCE_MILLISECONDS if answered < MOST_ANSWERS else 500):
+    while greedy.poll(int(1000 * PATIENCE_SECONDS) if answered < MOST_ANSWERS else 500):
         answer = parse_answer(greedy.recv_multipart()[0])
         assert answer is not None
         assert answer.state == State.OK
