@@ -16,6 +16,7 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from encoder_client import chunk_checks
+from encoder_client.cancellation import answer
 from encoder_client.client_settings import ClientSettings
 from encoder_client.connections import Connections
 from encoder_client.durations import duration
@@ -317,7 +318,7 @@ class EncoderClient:
             raise ValueError("give either request_id or prompt_id")
         target = {"request_id": request_id} if request_id else {"prompt_id": prompt_id}
         try:
-            return await self.stub.cancel(service.CancelRequest(**target), timeout=self.settings.read_timeout)
+            return await answer(self.stub.cancel(service.CancelRequest(**target), timeout=self.settings.read_timeout))
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
 
@@ -328,7 +329,7 @@ class EncoderClient:
             EncoderError: the call failed.
         """
         try:
-            info = await self.stub.server_info(service.GetServerInfoRequest(), timeout=timeout)
+            info = await answer(self.stub.server_info(service.GetServerInfoRequest(), timeout=timeout))
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         self.note_encoder(info.encoder)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from encoder_client import chunk_checks
+from encoder_client.cancellation import Responses
 from encoder_client.embedding import Embedding
 from encoder_client.errors import ChunkError, EncoderError, PartError, from_rpc_error
 from encoder_client.events import (
@@ -57,7 +58,7 @@ class EncodeCall:
         self._request = request
         self._timeout = timeout
         self._parts = [item.part_idx for item in request.items]
-        self._stream: grpc.aio.UnaryStreamCall[service.EncodeRequest, service.EncodeResponse] | None = None
+        self._responses: Responses[service.EncodeResponse] | None = None
         self._events: AsyncGenerator[Event, None] | None = None
         self._accepted: Accepted | None = None
         self._layouts: dict[int, EmbeddingChunk] = {}
@@ -86,16 +87,16 @@ class EncodeCall:
     async def __aenter__(self) -> Self:
         if self._timeout is not None:
             self._deadline = asyncio.get_running_loop().time() + self._timeout
-        self._stream = self._client.stub.encode(self._request, timeout=self._timeout)
-        self._events = self._receive(self._stream)
+        self._responses = Responses(self._client.stub.encode(self._request, timeout=self._timeout))
+        self._events = self._receive(self._responses)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._stream is not None
+        assert self._responses is not None
         assert self._events is not None
-        self._stream.cancel()
+        self._responses.cancel()
         with suppress(RuntimeError):  # another task still waits for an event; it sees the cancelled call
             await self._events.aclose()
         await self._client.abandon([event.chunk for event in self._unseen if isinstance(event, Ready)])
@@ -105,11 +106,9 @@ class EncodeCall:
             raise RuntimeError("an encode call runs inside `async with` only")
         return self._events
 
-    async def _receive(
-        self, stream: grpc.aio.UnaryStreamCall[service.EncodeRequest, service.EncodeResponse]
-    ) -> AsyncGenerator[Event, None]:
+    async def _receive(self, responses: Responses[service.EncodeResponse]) -> AsyncGenerator[Event, None]:
         try:
-            async for response in stream:
+            async for response in responses:
                 # All are noted before one is seen: whoever leaves in the middle of them must let all leases go.
                 fault: ChunkError | None = None
                 try:

@@ -9,6 +9,7 @@ from contextlib import suppress
 import grpc
 
 from encoder_client import chunk_checks
+from encoder_client.cancellation import answer
 from encoder_client.connections import Connections
 from encoder_client.durations import duration
 from encoder_client.errors import EncoderError, ReadError, from_rpc_error
@@ -38,7 +39,8 @@ class Leases:
         leases = [chunk_checks.lease_of(chunk, self._receiver).lease_id for chunk in chunks]
         request = service.RenewRequest(lease_ids=leases, ttl=duration(ttl))
         try:
-            response = await self._connections.stub_of(chunks[0].encoder).renew(request, timeout=self._timeout)
+            stub = self._connections.stub_of(chunks[0].encoder)
+            response = await answer(stub.renew(request, timeout=self._timeout))
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         for chunk, status in zip(chunks, response.leases, strict=True):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from encoder_client import chunk_checks
+from encoder_client.cancellation import answer
 from encoder_client.embedding import Embedding
 from encoder_client.errors import ChunkError, EncoderError, ReadError, from_rpc_error
 from encoder_client.pool.embedding_pool import Reservation, Slot
@@ -157,7 +158,7 @@ class PartReads:
         )
         stub = self._client.connections.stub_of(chunk.encoder)
         try:
-            again = (await stub.acquire(request, timeout=self._client.settings.read_timeout)).chunk
+            again = (await answer(stub.acquire(request, timeout=self._client.settings.read_timeout))).chunk
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         again.request_id = chunk.request_id

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import grpc
 
+from encoder_client.cancellation import Responses
 from encoder_client.errors import EncoderError, from_rpc_error
 from encoder_client.events import SubscriptionEvent
 from encoder_client.subscriptions.received_parts import ReceivedParts
@@ -61,7 +62,7 @@ class Subscription:
         self._client = client
         self._patience = patience
         self._parts = ReceivedParts(client.settings.receiver, client.settings.expected_fingerprint)
-        self._stream: grpc.aio.UnaryStreamCall[SubscribeRequest, SubscribeResponse] | None = None
+        self._responses: Responses[SubscribeResponse] | None = None
         self._events: AsyncGenerator[SubscriptionEvent, None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -72,8 +73,8 @@ class Subscription:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._events is not None
-        if self._stream is not None:
-            self._stream.cancel()
+        if self._responses is not None:
+            self._responses.cancel()
         with suppress(RuntimeError):  # another task still waits for an event; it sees the cancelled call
             await self._events.aclose()
 
@@ -94,9 +95,9 @@ class Subscription:
         pause, alive_at = FIRST_PAUSE, loop.time()
         while True:
             self._parts.connected()
-            stream = self._stream = self._client.stub.subscribe(request)
+            responses = self._responses = Responses(self._client.stub.subscribe(request))
             try:
-                async for response in stream:
+                async for response in responses:
                     self.connected, pause = True, FIRST_PAUSE
                     if response.HasField("chunk"):
                         self._client.note_encoder(response.chunk.encoder)
@@ -108,7 +109,7 @@ class Subscription:
             except grpc.aio.AioRpcError as error:
                 lost = from_rpc_error(error)
             finally:
-                stream.cancel()
+                responses.cancel()
             if self.connected:
                 self.connected, alive_at = False, loop.time()
             impatient = self._patience is not None and loop.time() - alive_at >= self._patience

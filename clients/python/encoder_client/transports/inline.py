@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import grpc
 
+from encoder_client.cancellation import Responses
 from encoder_client.checksums import RunningChecksum
 from encoder_client.errors import from_rpc_error
 from encoder_client.pool.embedding_pool import Slot
@@ -44,9 +45,10 @@ class InlineReader:
     ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
         target, position = slot.view, 0
-        call = self._stub_of(chunk.encoder).fetch(service.FetchRequest(lease_id=lease.lease_id), timeout=timeout)
+        request = service.FetchRequest(lease_id=lease.lease_id)
+        pieces = Responses(self._stub_of(chunk.encoder).fetch(request, timeout=timeout))
         try:
-            async for piece in call:
+            async for piece in pieces:
                 data = parse_piece(piece)
                 end = position + len(data)
                 if end > chunk.nbytes:
@@ -60,7 +62,7 @@ class InlineReader:
         except grpc.aio.AioRpcError as error:
             raise TransportError(str(from_rpc_error(error))) from None
         finally:
-            call.cancel()
+            pieces.cancel()
         if position != chunk.nbytes:
             raise TransportError(f"{position} of {chunk.nbytes} bytes came")
 

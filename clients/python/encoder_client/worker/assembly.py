@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import grpc
 
+from encoder_client.cancellation import answer
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderClientError, from_rpc_error
 from encoder_client.pool.embedding_pool import EmbeddingPool, Reservation
@@ -163,7 +164,8 @@ class Assembly:
                 part_idx=part, num_parts=chunk.num_parts,
             )  # fmt: skip
             try:
-                await arrival.client.stub.acquire(request, timeout=arrival.client.settings.read_timeout)
+                stub, timeout = arrival.client.stub, arrival.client.settings.read_timeout
+                await answer(stub.acquire(request, timeout=timeout))
             except grpc.aio.AioRpcError as error:
                 await missing(part, from_rpc_error(error))
 
