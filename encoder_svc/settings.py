@@ -120,7 +120,11 @@ class Settings(BaseModel):
     )
     prompt_arena_share: float = _field("Resources", 0.5, "share of an arena that one prompt may take", gt=0, le=1)
 
-    max_queued_patches: Positive = _field("Limits", 1_000_000, "patches of all parts that have not ended")
+    max_queued_patches: Positive = _field(
+        "Limits",
+        1_000_000,
+        "patches of all parts that have not ended; a mel frame counts as so many as fill the same share of a batch",
+    )
     max_upload_bytes: ByteSize = _field("Limits", "64MiB", "size of one uploaded file", ge=1)
     max_uploads_bytes: ByteSize = _field("Limits", "256MiB", "size of all uploaded files that are held", ge=1)
     upload_seconds: Seconds = _field("Limits", 120.0, "time that an uploaded file is kept")

@@ -24,7 +24,8 @@ from encoder_svc.runtime.front import Front
 from encoder_svc.settings import Settings, add_arguments, load_settings
 from encoder_svc.telemetry.logging import configure_logging
 from encoder_svc.telemetry.loop_lag import LoopLag
-from encoder_svc.telemetry.metrics import Metrics, serve_metrics
+from encoder_svc.telemetry.metrics import Metrics
+from encoder_svc.telemetry.metrics_page import serve_metrics
 from epd.addresses import split_address
 
 if TYPE_CHECKING:

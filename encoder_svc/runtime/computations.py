@@ -71,11 +71,6 @@ class Computation:
         return self.forwards[-1].input.nbytes if self.forwards else 0
 
     @property
-    def patches(self) -> int:
-        """What its forwards cost, in patches, and in mel frames for sound; 0 before it is measured."""
-        return sum(forward.patches for forward in self.forwards)
-
-    @property
     def at_engine(self) -> bool:
         """An engine has something of it in a batch, and may read its input and write its slot."""
         return any(forward.state is ForwardState.SENT for forward in self.forwards)

@@ -15,6 +15,7 @@ from encoder_svc.runtime.parts import PartState
 from encoder_svc.runtime.placement import Placement
 from encoder_svc.runtime.timers import Timers
 from epd.internal.v1.engine_pb2 import BatchDone, BatchItem, EngineReady, ItemResult
+from epd.internal.v1.media_worker_pb2 import Tower
 
 _LATE_FACTOR = 4.0
 _LATE_SECONDS = 1.0
@@ -113,6 +114,15 @@ class Encoding:
     def capacity(self) -> int:
         """The largest footprint of a payload that any engine can hold, in bytes."""
         return max(engine.slots.capacity for engine in self.engines)
+
+    def cost(self, computation: Computation) -> int:
+        """What all forwards of a measured computation cost, in patches.
+
+        A mel frame counts as so much of a patch as fills the same share of a batch.
+        """
+        budget = self.engines[0].batcher.budget
+        vision = budget(Tower.TOWER_VISION)
+        return sum(-(-forward.patches * vision // budget(forward.tower)) for forward in computation.forwards)
 
     def enqueue(self, computation: Computation, now: float) -> None:
         """Takes a PREPARED computation; it waits for a slot."""

@@ -473,7 +473,7 @@ class Scheduler:
     def _tell_layout(self, part: Part, computation: Computation, now: float) -> None:
         """A part's embedding is measured: charges for it, and tells its LAYOUT if it fits."""
         assert computation.layout is not None
-        self.admission.measured(part, computation.patches)
+        self.admission.measured(part, self.encoding.cost(computation))
         if not self._fits_prompt(part, computation.layout.nbytes, now):
             return
         command = part.request.command

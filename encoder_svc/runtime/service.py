@@ -43,7 +43,7 @@ class LoadFigures:
     parts_per_second: float
     """Parts that end, as a mean over the last seconds."""
     patches: int = 0
-    """The cost of all parts that have not ended: patches, and mel frames of sound."""
+    """The cost of all parts that have not ended; a mel frame counts by the share of a batch that it fills."""
 
 
 @dataclass(frozen=True)

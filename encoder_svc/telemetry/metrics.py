@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from encoder_svc.errors import Reason, SetupError
+from encoder_svc.errors import Reason
 from encoder_svc.runtime.parts import PartState
 from encoder_svc.runtime.service import LoadFigures
 from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse
@@ -36,7 +36,9 @@ class Metrics:
         self.utilization = self._gauge(
             "utilization", "Share of time that engines are busy, plus what waits over what they hold at once."
         )
-        self.patches = self._gauge("patches", "Patches (mel frames of sound) of parts that have not ended.")
+        self.patches = self._gauge(
+            "patches", "Patches of parts that have not ended; mel frames count by their share of a batch."
+        )
         self.leases = self._gauge("leases", "Leases that are alive.")
         self.subscriptions = self._gauge("subscriptions", "Named receivers that listen.")
         self.receiver_parts = self._gauge("receiver_parts", "Parts addressed to named receivers and not read.")
@@ -118,27 +120,3 @@ class Metrics:
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"encoder_svc_{name}", text, labels, registry=self.registry)
-
-
-def serve_metrics(metrics: Metrics, host: str, port: int) -> tuple[int, Callable[[], None]]:
-    """Serves the metrics over HTTP from a thread of its own.
-
-    Returns:
-        The port, a free one if 0 was asked for, and a function that stops serving.
-
-    Raises:
-        SetupError: the address cannot be listened on.
-    """
-    try:
-        server, thread = start_http_server(port, host, metrics.registry)
-    except OSError as error:
-        raise SetupError(
-            f"cannot serve metrics on {host}:{port}: {error.strerror}; give --metrics-listen another address"
-        ) from None
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return server.server_port, stop

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+import socket
+import threading
 import time
+import urllib.request
 from math import inf
 
 import grpc.aio
 import pytest
 
+from encoder_svc.telemetry.metrics import Metrics
+from encoder_svc.telemetry.metrics_page import CONNECTIONS, serve_metrics
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from tests.rpc.calls import PHOTO, calls_to, encode, failures, image, is_idle, ready_chunks, release
 from tests.rpc.metrics_page import Samples, scrape
@@ -116,3 +122,16 @@ async def test_buckets_reach_from_the_smallest_to_the_largest(server: ServerProc
     }
     assert (bounds["batch_items"][0], bounds["batch_items"][-2:]) == (1, [256, inf])
     assert (bounds["batch_patches"][0], bounds["batch_patches"][-2:]) == (16, [65536, inf])
+
+
+def test_readers_that_do_not_go_keep_nobody_out_and_take_few_threads() -> None:
+    port, stop = serve_metrics(Metrics(), "127.0.0.1", 0)
+    threads = threading.active_count()
+    with contextlib.ExitStack() as held:
+        held.callback(stop)
+        for number in range(10 * CONNECTIONS):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n" if number % 2 else b"\xff\r\n")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+            assert b"encoder_svc_leases" in page.read()
+        assert threading.active_count() - threads <= 2 * CONNECTIONS

@@ -91,8 +91,9 @@ def test_the_engine_is_told_which_matrix_each_half_makes() -> None:
 
 def test_an_item_costs_what_both_towers_do_for_it() -> None:
     brain = Brain()
+    brain.engines[0].batcher.set_budget(AUDIO, 3 * brain.engines[0].batcher.budget(VISION))
     films(brain, patches=7, frames=5)
-    assert brain.scheduler.admission.patches == 12
+    assert brain.scheduler.admission.patches == 9, "three frames fill as much of a batch as one patch"
     assert (brain.engines[0].patches[VISION], brain.engines[0].patches[AUDIO]) == (7, 5)
     brain.finish_batch()
     assert (brain.engines[0].patches[VISION], brain.engines[0].patches[AUDIO]) == (0, 5)
