@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from encoder_svc.errors import SetupError
 from encoder_svc.models.adapter import Progress, Tower, TowerInput
 from encoder_svc.models.audio_families import AudioFamily
 from encoder_svc.models.checkpoint import Checkpoint
@@ -89,15 +88,8 @@ def load_tower(
     Raises:
         SetupError: a weight is missing, left over, or of the wrong shape.
     """
-    import transformers
-
-    base_class = getattr(transformers, family.model, None)
-    if base_class is None:
-        raise SetupError(
-            f"this version of transformers has no {family.model}; install the one that pyproject.toml pins"
-        )
     weights = read_towers(checkpoint, row.prefixes, dtype, progress)
-    model = build_towers(base_class, config, weights, dtype, family.absent)
+    model = build_towers(family.model, config, weights, dtype, family.absent)
     identity = fingerprint(
         weights, row.model_type, dtype, {"version": PREPROCESSING_VERSION, **constants}, family.width(config)
     )

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from encoder_svc.errors import SetupError
 from encoder_svc.models.adapter import Tower, TowerInput
 from encoder_svc.models.image_families import ImageFamily, Joining
 from encoder_svc.models.image_preprocessing import Normalisation
@@ -152,14 +151,7 @@ def build_tower(
     Raises:
         SetupError: a weight is missing, left over, or of the wrong shape.
     """
-    import transformers
-
-    base_class = getattr(transformers, family.model, None)
-    if base_class is None:
-        raise SetupError(
-            f"this version of transformers has no {family.model}; install the one that pyproject.toml pins"
-        )
-    model = build_towers(base_class, config, weights, dtype, family.absent)
+    model = build_towers(family.model, config, weights, dtype, family.absent)
     return TransformersImageTower(
         model.to(device), family, family.frames(config), normalisations, dtype, device, weights.info, identity
     )

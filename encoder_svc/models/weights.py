@@ -136,7 +136,7 @@ def read_config(config_class: type[Any], checkpoint: Checkpoint) -> Any:
 
 
 def build_towers(
-    base_class: type[Any],
+    name: str,
     config: Any,
     weights: TowerWeights,
     dtype: torch.dtype,
@@ -147,8 +147,8 @@ def build_towers(
     Transformers renames the keys of older checkpoints and rebuilds the buffers that checkpoints do not hold.
 
     Args:
-        base_class: the base class of the family, such as ``Qwen2_5_VLModel`` (not ``...ForConditionalGeneration``,
-            which has an ``lm_head``).
+        name: of the family's base class in transformers, such as ``Qwen2_5_VLModel`` (not
+            ``...ForConditionalGeneration``, which has an ``lm_head``).
         config: its configuration. It is changed: nothing is tied, because there is nothing to tie to.
         weights: what was read.
         dtype: of the parameters.
@@ -161,8 +161,12 @@ def build_towers(
         SetupError: a weight is missing, has no place in the model, or has the wrong shape; or no model can be built.
     """
     # Not at the top: families whose modules are our own load without transformers.
+    import transformers
     from transformers.utils import logging as transformers_logging
 
+    base_class = getattr(transformers, name, None)
+    if base_class is None:
+        raise SetupError(f"this version of transformers has no {name}; install the one that pyproject.toml pins")
     config.tie_word_embeddings = False
     shows_progress = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
@@ -179,7 +183,7 @@ def build_towers(
     except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError, AttributeError):
         log.debug("transformers cannot build the model", exc_info=True)
         raise SetupError(
-            f"transformers cannot build {base_class.__name__} as config.json asks: two sizes in it contradict each "
+            f"transformers cannot build {name} as config.json asks: two sizes in it contradict each "
             "other, or one is impossible; --log-level debug tells which"
         ) from None
     finally:

@@ -56,7 +56,7 @@ def serve_metrics(metrics: Metrics, host: str, port: int) -> tuple[int, Callable
 class _Handler(WSGIRequestHandler):
     timeout = IDLE_SECONDS
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 # the name is not ours
         """Says nothing: who reads the page, does so every few seconds."""
 
 

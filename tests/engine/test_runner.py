@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from encoder_svc.engine.forward_thread import run_batches
 from encoder_svc.engine.runner import Runner, is_out_of_memory
-from encoder_svc.engine.staging import HostStaging
+from encoder_svc.engine.staging import HostFence, HostStaging
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.models.adapter import MATRIX_ALIGNMENT, TowerInput
 from encoder_svc.shared_memory import SharedMemory
@@ -206,6 +206,67 @@ def test_a_device_gets_the_next_batch_before_the_last_is_staged(
     with pytest.raises(StoppedError):
         run_batches(Runner(FragileTower(HIDDEN), torch.device("cpu"), *arenas, staging), batches, report)
     assert seen == told
+
+
+class LateDevice(FragileTower):
+    """Gives rows that are not computed yet: they are when somebody waits for a fence behind them."""
+
+    ahead = 1
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self._given: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """What it has been given to compute and has not: where the result goes, and the result."""
+
+    def encode(self, items: Sequence[TowerInput]) -> list[tuple[torch.Tensor, ...]]:
+        encoded = super().encode(items)
+        unborn = [(torch.full_like(rows, -1.0),) for (rows,) in encoded]
+        self._given += [(empty, rows) for (empty,), (rows,) in zip(unborn, encoded, strict=True)]
+        return list(unborn)
+
+    def fence(self) -> LateFence:
+        return LateFence(self, len(self._given))
+
+    def come_to(self, place: int) -> None:
+        for empty, rows in self._given[:place]:
+            empty.copy_(rows)
+
+    def copy(self, rows: Sequence[torch.Tensor], slots: Sequence[torch.Tensor]) -> None:
+        HostStaging().copy(rows, slots)
+
+
+class LateFence(HostFence):
+    """A place in what a late device has been given."""
+
+    def __init__(self, device: LateDevice, place: int) -> None:
+        super().__init__()
+        self._device, self._place = device, place
+
+    def wait(self) -> None:
+        self._device.come_to(self._place)
+
+
+def test_f15_rows_are_read_behind_the_fence_of_their_own_batch(arenas: tuple[SharedMemory, SharedMemory]) -> None:
+    batches: queue.SimpleQueue[RunBatch] = queue.SimpleQueue()
+    asked = [item(arenas[0], number, 5, SOUND, HIDDEN, DataType.DATA_TYPE_FLOAT32) for number in range(3)]
+    for number, one in enumerate(asked):
+        batches.put(RunBatch(batch=number, items=[one]))
+    device = LateDevice(HIDDEN)
+
+    def report(message: EngineReport) -> None:
+        if message.WhichOneof("report") != "done":
+            return
+        number = message.done.batch
+        payload = arenas[1].array(asked[number].payload_offset, asked[number].nbytes)
+        assert (
+            tensor_view(arenas[1], asked[number].payload_offset, asked[number].tensors[0])[:, 0] == number + 1
+        ).all()
+        assert message.done.items[0].checksum.value == xxhash.xxh3_64_intdigest(payload.tobytes())
+        if number == len(asked) - 1:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run_batches(Runner(device, torch.device("cpu"), *arenas, device), batches, report)
 
 
 class PooledTower(FragileTower):

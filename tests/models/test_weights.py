@@ -69,7 +69,7 @@ def test_f44_exactly_the_tower_is_read(tiny_checkpoint: Path, caplog: pytest.Log
 def test_f44_no_language_weight_is_allocated(tiny_checkpoint: Path) -> None:
     checkpoint = open_checkpoint(tiny_checkpoint)
     weights = read_towers(checkpoint, PREFIXES, torch.float32, lambda _step, _fraction: None)
-    model = build_towers(Qwen2_5_VLModel, Qwen2_5_VLConfig.from_dict(checkpoint.config), weights, torch.float32)
+    model = build_towers("Qwen2_5_VLModel", Qwen2_5_VLConfig.from_dict(checkpoint.config), weights, torch.float32)
     held = dict(model.named_parameters())
     assert set(held) == set(checkpoint.names(PREFIXES))
     assert sum(parameter.nbytes for parameter in held.values()) == weights.info.bytes
@@ -188,7 +188,7 @@ def test_a_config_that_transformers_cannot_build_is_refused(tiny_checkpoint: Pat
     config.text_config.num_attention_heads = 0
     weights = read_towers(checkpoint, PREFIXES, torch.float32, lambda _step, _fraction: None)
     with pytest.raises(SetupError, match=r"config\.json"):
-        build_towers(Qwen2_5_VLModel, config, weights, torch.float32)
+        build_towers("Qwen2_5_VLModel", config, weights, torch.float32)
 
 
 @pytest.mark.parametrize(
