@@ -6,9 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import logging
+import os
 import signal
+import sys
 from collections.abc import Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 
@@ -30,6 +33,8 @@ from epd.addresses import split_address
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+logger = logging.getLogger(__name__)
 
 OBSERVE_SECONDS = 1.0
 """Between two looks at the runtime for the gauges."""
@@ -61,11 +66,10 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.set_defaults(func=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Serves until it is told to stop.
+def run(arguments: argparse.Namespace) -> NoReturn:
+    """Serves until it is told to stop, then ends the process.
 
-    Returns:
-        0 after a clean stop, 1 when a second signal cut it short.
+    Its exit code is 0 after a clean stop, 1 when a second signal cut it short.
 
     Raises:
         SetupError: it cannot serve as it is set up.
@@ -77,7 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logging(settings.log_level, "front")
     keep_large_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, checkpoint.name, devices, dtype))
+        code = runner.run(_serve(settings, checkpoint.name, devices, dtype))
+    # All that the server began has ended, but Python would wait for its threads, and a name server or a file system
+    # that does not answer can hold one for minutes.
+    logging.shutdown()
+    os._exit(code)
 
 
 def _devices(settings: Settings) -> tuple[str, ...]:
@@ -170,5 +178,13 @@ def _metrics_endpoint(settings: Settings, metrics: Metrics) -> Iterator[None]:
 
 
 def _say(line: str) -> None:
-    # Whoever started us reads a pipe, which Python would fill before it lets anything through.
-    print(line, flush=True)
+    """Prints a line for whoever started the server; one who has left, or whose disk is full, stops nothing."""
+    try:
+        # Into a pipe Python would let nothing through before it has filled a block.
+        print(line, flush=True)
+    except OSError as error:
+        logger.warning("stdout takes nothing any more: %s", error.strerror)
+        # What Python holds back of it would fail once more at the end, and decide the exit code.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -11,7 +13,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
+from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from tests.conftest import StartServer
+from tests.ports import free_port
 from tests.rpc.calls import (
     SECONDS,
     calls_to,
@@ -25,6 +29,7 @@ from tests.rpc.calls import (
     release,
 )
 from tests.rpc.statuses import reason_of, retry_of
+from tests.server_process import START_SECONDS
 from tests.waiting import eventually
 
 
@@ -88,4 +93,61 @@ async def test_a_second_signal_stops_at_once(start_server: StartServer) -> None:
 
 def test_it_stops_while_it_is_loading(start_server: StartServer) -> None:
     server = start_server(wait=False).wait_listening()
+    assert server.stop() == 0
+
+
+async def test_f40_a_stdout_that_takes_nothing_stops_nothing(start_server: StartServer) -> None:
+    target = f"127.0.0.1:{free_port()}"
+    to_a_full_disk = ("sh", "-c", 'exec "$@" >/dev/full', "sh")
+    server = start_server(wait=False, prefix=to_a_full_disk, listen=target, drain_seconds=60)
+    server.target = target
+    async with calls_to(server) as stub:
+
+        async def serves() -> bool:
+            try:
+                return bool(await release(stub, *ready_chunks(await encode(stub))))
+            except grpc.aio.AioRpcError:
+                return False
+
+        await eventually(serves, START_SECONDS)
+        with server.held(server.engine()):
+            call = stub.Encode(encode_request(), timeout=SECONDS)
+            assert kinds((await call.read()).events)[0] == "accepted"
+            server.process.send_signal(signal.SIGTERM)
+
+            async def refuses() -> bool:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.Acquire(pb.AcquireRequest(content_key=bytes(32)), timeout=SECONDS)
+                return reason_of(refused.value) == "SHUTTING_DOWN"
+
+            await eventually(refuses)
+        events = await events_of(call)
+        assert kinds(events)[-2:] == ["ready", "complete"]
+        await release(stub, *ready_chunks(events))
+    assert server.process.wait(SECONDS) == 0
+    assert "Traceback" not in server.stderr
+
+
+SILENT_NAME_SERVER = """
+import socket, threading
+
+look_up = socket.getaddrinfo
+
+def wait_for_an_answer(host, *arguments, **options):
+    if host == "silent.example":
+        threading.Event().wait()
+    return look_up(host, *arguments, **options)
+
+socket.getaddrinfo = wait_for_an_answer
+"""
+
+
+async def test_f40_a_name_server_that_never_answers_holds_up_no_stop(start_server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SILENT_NAME_SERVER)
+    path = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    server = start_server(prefix=("env", f"PYTHONPATH={path}"), fetch_schemes="https", fetch_seconds=0.5)
+    async with calls_to(server) as stub:
+        item = MediaItem(modality=Modality.MODALITY_IMAGE, uri="https://silent.example/photo.jpg")
+        (failed,) = failures(await encode(stub, item))
+        assert reason_of(failed) == "FETCH_TIMEOUT"
     assert server.stop() == 0
