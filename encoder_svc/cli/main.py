@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Its exit code; 2 when it cannot run as it was called.
     """
+    _hold_standard_streams()
     given = sys.argv[1:] if arguments is None else list(arguments)
     # gRPC's core writes lines of its own to stderr; what matters of them is told in our words.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -71,6 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code or 0
+
+
+def _hold_standard_streams() -> None:
+    """Opens those that whoever started the command has closed: a socket in their place would get what is logged."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest number that is free, which is this one.
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
 
 
 if __name__ == "__main__":

@@ -96,10 +96,11 @@ def test_it_stops_while_it_is_loading(start_server: StartServer) -> None:
     assert server.stop() == 0
 
 
-async def test_f40_a_stdout_that_takes_nothing_stops_nothing(start_server: StartServer) -> None:
+@pytest.mark.parametrize("streams", [">/dev/full", "<&- >&- 2>&-"], ids=["full disk", "all closed"])
+async def test_f40_a_stdout_that_takes_nothing_stops_nothing(start_server: StartServer, streams: str) -> None:
     target = f"127.0.0.1:{free_port()}"
-    to_a_full_disk = ("sh", "-c", 'exec "$@" >/dev/full', "sh")
-    server = start_server(wait=False, prefix=to_a_full_disk, listen=target, drain_seconds=60)
+    prefix = ("sh", "-c", f'exec "$@" {streams}', "sh")
+    server = start_server(wait=False, prefix=prefix, listen=target, drain_seconds=60)
     server.target = target
     async with calls_to(server) as stub:
 
