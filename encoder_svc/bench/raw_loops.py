@@ -45,7 +45,6 @@ class RawLoops:
         place = next(locator.shared_memory for locator in chunk.locators if locator.HasField("shared_memory"))
         if self._arena is None:
             self._arena = MappedArena.open(place.socket_path, chunk.encoder.engine_boot_id, OPEN_SECONDS)
-            self._arena.populate()
         source = self._arena.payload(chunk, place.slot_offset)
         target = np.frombuffer(slot.view, np.uint8, chunk.nbytes)
         begun = perf_counter()

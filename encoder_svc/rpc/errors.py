@@ -16,13 +16,13 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.telemetry.metrics import Metrics
+from epd.damaged_messages import DAMAGED, DAMAGED_TEXT, tolerant
 
 DOMAIN = "encoder-svc"
 """The ``domain`` of every ``google.rpc.ErrorInfo``."""
@@ -110,10 +110,6 @@ def to_status(error: ServiceError) -> Status:
 
 _Handler = Callable[[Any, Any], Awaitable[Any]]
 
-_DAMAGED = object()
-"""Stands for a message that could not be parsed. What a deserialiser raises gRPC itself would log, with its traces, and
-tell as UNKNOWN."""
-
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic only in the stubs
     """Ends a call with the status of the :class:`ServiceError` that its handler raised, and counts calls by outcome.
@@ -152,7 +148,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(
             self._tell(_checking_stream(behaviour) if handler.request_streaming else behaviour, method),
-            request_deserializer=handler.request_deserializer and _tolerant(handler.request_deserializer),
+            request_deserializer=handler.request_deserializer and tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
@@ -190,21 +186,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         return handle
 
 
-def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def deserialise(wire: bytes) -> Any:
-        try:
-            return parse(wire)
-        except DecodeError:
-            return _DAMAGED
-
-    return deserialise
-
-
 def _undamaged(message: Any) -> Any:
-    if message is _DAMAGED:
-        raise ServiceError(
-            Reason.REQUEST_INVALID, "the message is no serialised message of this call's type", field="request"
-        )
+    if message is DAMAGED:
+        raise ServiceError(Reason.REQUEST_INVALID, DAMAGED_TEXT, field="request")
     return message
 
 

@@ -111,6 +111,23 @@ async def test_a_call_needs_a_credential_that_may_generate(
             assert await ask(plain, "may-ask") == "UNAVAILABLE"
 
 
+async def test_a_damaged_message_is_refused_in_silence(
+    model: LanguageOnlyModel, authority: tuple[Path, Certificate], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        worker(model, Listening("127.0.0.1:0"), None) as server,
+        grpc.aio.insecure_channel(server.target) as channel,
+    ):
+        call: Any = channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        for damaged in (b"\xff\xff", b"\x0a\x02\xff\xfe\x0b", b"\x0b" * 10_000):
+            with pytest.raises(grpc.aio.AioRpcError, match="no serialised message") as refused:
+                await call(damaged, timeout=SECONDS).read()
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert from_rpc_error(refused.value).reason == "REQUEST_INVALID"
+        assert await ask(channel) == "accepted"
+    assert not caplog.records
+
+
 async def test_who_has_no_certificate_is_not_heard(
     model: LanguageOnlyModel, authority: tuple[Path, Certificate]
 ) -> None:

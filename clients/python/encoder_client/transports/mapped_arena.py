@@ -19,7 +19,6 @@ from epd import arena_socket, slot_header
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 _HOST_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_MADV_POPULATE_READ = 22  # linux/mman.h, since 5.14; on an older kernel nothing happens
 _CLOSED = "the slot is not open any more"
 
 
@@ -33,6 +32,9 @@ def host_boot_id() -> str:
 
 class MappedArena:
     """The arena of one life of an engine.
+
+    Its pages enter this process's tables where slots are read, and not all at once when it is mapped: pages that the
+    encoder has not used yet would be taken from the system for nothing, and counted for every reader.
 
     Args:
         descriptor: of the arena; owned by this object from now on.
@@ -80,16 +82,6 @@ class MappedArena:
             if isinstance(error, TransportError):
                 raise
             raise TransportError(f"the arena cannot be mapped: {error}") from None
-
-    def populate(self) -> None:
-        """Enters all pages into this process's tables, beside its other work.
-
-        A copy that meets its pages for the first time else takes up to twice as long. Pages that the encoder has not
-        used yet are taken from the system now.
-        """
-        # Not by `mmap.madvise` nor by MAP_POPULATE: both would hold the interpreter, half a second for a GiB.
-        address = self._bytes.__array_interface__["data"][0]
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(self._view)), _MADV_POPULATE_READ)
 
     def check(self, chunk: EmbeddingChunk, slot_offset: int) -> None:
         """Checks that the chunk's slot is there and may be read: before its bytes are looked at, and after.

@@ -90,9 +90,7 @@ class SharedMemoryReader:
         arena = opening.result()
         self._arenas[boot_id] = arena
         # It says nothing more, until it ends: then nothing keeps a dead engine's memory but views of it.
-        loop = asyncio.get_running_loop()
-        loop.add_reader(arena.connection, self._forget, boot_id)
-        loop.run_in_executor(None, arena.populate)
+        asyncio.get_running_loop().add_reader(arena.connection, self._forget, boot_id)
         if len(self._arenas) > MOST_ARENAS:
             self._forget(next(iter(self._arenas)))
 

@@ -26,7 +26,6 @@ from encoder_client.worker.servicer import SERVICE, LanguageModel, LanguageServi
 from epd.callers import Callers
 from epd.callers_file import Permission
 from epd.grpc_server import OPTIONS, bind
-from epd.language.v1.language_service_pb2_grpc import add_LanguageServiceServicer_to_server
 from epd.listening import Listening
 
 logger = logging.getLogger("encoder_client")
@@ -102,7 +101,7 @@ class WorkerServer:
             client = EncoderClient(target, self._settings.client, pool=self._pool)
             await self._clients.enter_async_context(client)
             self._subscriptions.append(asyncio.create_task(self._follow(client), name=f"encoder {target}"))
-        add_LanguageServiceServicer_to_server(self._servicer, self._server)
+        self._servicer.serve_by(self._server)
         add_HealthServicer_to_server(self._health, self._server)
         if self._settings.reflection:
             _add_reflection(self._server)

@@ -21,6 +21,7 @@ from encoder_client.worker.generation import GenerationThread
 from encoder_client.worker.inbox import Inbox
 from epd.callers import CallerForbiddenError, Callers, CallerUnknownError
 from epd.callers_file import Permission
+from epd.damaged_messages import DAMAGED, DAMAGED_TEXT, tolerant
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.media_pb2 import Modality
 from epd.language.v1 import language_service_pb2 as pb
@@ -106,6 +107,15 @@ class LanguageServicer(LanguageServiceServicer):
         self.stopping = False
         """No new prompt is taken."""
 
+    def serve_by(self, server: grpc.aio.Server) -> None:
+        """Adds the service to a server that has not started; the generated function would raise at damaged messages."""
+        generate: Any = grpc.unary_stream_rpc_method_handler(
+            self.Generate,
+            request_deserializer=tolerant(pb.GenerateRequest.FromString),
+            response_serializer=pb.GenerateResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Generate": generate}),))
+
     def close(self) -> None:
         """Ends the thread of the model."""
         self._generations.close()
@@ -114,6 +124,8 @@ class LanguageServicer(LanguageServiceServicer):
         """Writes the events of the answer."""
         try:
             self._admit(context)
+            if request is DAMAGED:
+                raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, DAMAGED_TEXT, "REQUEST_INVALID")
             messages, num_parts = self._check(request)
             parts = self._inbox.open(request.prompt_id)
             try:
