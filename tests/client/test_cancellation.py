@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import random
+import weakref
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
@@ -68,6 +69,34 @@ async def test_the_call_ends_only_when_it_is_told_to(encoder: ScriptedEncoder) -
         await encoder.ended.wait()
         with pytest.raises(asyncio.CancelledError):
             await other
+
+
+async def test_a_call_that_fails_holds_nothing_of_who_waited() -> None:
+    """What it raised holds the frames of the wait: embeddings in them would live until the garbage is collected."""
+
+    class Embedding: ...
+
+    async def wait(responses: Responses[pb.EncodeResponse]) -> weakref.ref[Embedding]:
+        embedding = Embedding()
+        held = weakref.ref(embedding)
+        try:
+            await wait_with(embedding, responses)
+        except grpc.aio.AioRpcError:
+            return held
+        raise AssertionError("nobody is there")
+
+    async def wait_with(embedding: Embedding, responses: Responses[pb.EncodeResponse]) -> None:
+        await anext(responses)
+
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+            responses = Responses[pb.EncodeResponse](EncoderServiceStub(channel).Encode(pb.EncodeRequest()))
+            held = await wait(responses)
+            await asyncio.sleep(0)  # the loop itself lets go of the task now
+            assert held() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_unary_call_goes_on_without_whoever_waited(encoder: ScriptedEncoder) -> None:

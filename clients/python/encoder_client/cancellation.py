@@ -48,7 +48,14 @@ class Responses(Generic[Response]):
         """
         if self._coming is None:
             self._coming = asyncio.create_task(self._next())
-        response = await asyncio.shield(self._coming)
+        try:
+            response = await asyncio.shield(self._coming)
+        except BaseException:
+            # If the call has ended, what it raised holds the frames of all who waited, with the embeddings in them:
+            # held from here in turn, they would live until the garbage is collected.
+            if self._coming.done() and (self._coming.cancelled() or self._coming.exception() is not None):
+                self._coming = None
+            raise
         self._coming = None
         if response is None:
             raise StopAsyncIteration
