@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.server_process import ServerProcess
+from tests.shared_server import SharedServer
 
 # Before torch is imported: two test processes share the cores, and OpenMP's threads wait by spinning. On two cores the
 # tests of models take twice the time otherwise.
@@ -45,10 +46,23 @@ def start_server(tiny_checkpoint: Path) -> Iterator[StartServer]:
 
 
 @pytest.fixture(scope="session")
-def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
+def shared_server(tiny_checkpoint: Path) -> Iterator[SharedServer]:
+    """Where :func:`server` comes from."""
+    with contextlib.closing(SharedServer(lambda: one_server(tiny_checkpoint))) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def server(shared_server: SharedServer) -> ServerProcess:
     """One server for all tests that leave it as it was: starting one takes the time of many tests."""
-    with servers(tiny_checkpoint) as start:
-        yield start()
+    return shared_server.get()
+
+
+@contextlib.contextmanager
+def one_server(model: Path, **settings: Any) -> Iterator[ServerProcess]:
+    """A server that is ready, and gone with all it left when the block ends."""
+    with servers(model) as start:
+        yield start(**settings)
 
 
 @contextlib.contextmanager

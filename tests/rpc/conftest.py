@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import servers
+from tests.conftest import one_server
 from tests.server_process import START_SECONDS, ServerProcess
+from tests.shared_server import SharedServer
 
 
 class FileServer(ThreadingHTTPServer):
@@ -68,10 +71,12 @@ def file_server() -> Iterator[FileServer]:
 
 
 @pytest.fixture(scope="session")
-def small_server(tiny_checkpoint: Path, file_server: FileServer) -> Iterator[ServerProcess]:
-    """A server with little room, which fetches from :func:`file_server` and waits as long as it takes."""
-    with servers(tiny_checkpoint) as start:
-        yield start(
+def shared_small_server(tiny_checkpoint: Path, file_server: FileServer) -> Iterator[SharedServer]:
+    """Where :func:`small_server` comes from."""
+
+    def serve() -> AbstractContextManager[ServerProcess]:
+        return one_server(
+            tiny_checkpoint,
             max_queued_parts=24,
             max_inline_bytes="64KiB",
             max_upload_bytes="512KiB",
@@ -84,15 +89,25 @@ def small_server(tiny_checkpoint: Path, file_server: FileServer) -> Iterator[Ser
             fetch_seconds=START_SECONDS,
         )
 
+    with contextlib.closing(SharedServer(serve)) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def small_server(shared_small_server: SharedServer) -> ServerProcess:
+    """A server with little room, which fetches from :func:`file_server` and waits as long as it takes."""
+    return shared_small_server.get()
+
 
 @pytest.fixture(scope="session")
 def hasty_server(tiny_checkpoint: Path, file_server: FileServer) -> Iterator[ServerProcess]:
     """A server that soon gives up what it fetches from :func:`file_server`, and soon forgets what was uploaded."""
-    with servers(tiny_checkpoint) as start:
-        yield start(
-            upload_seconds=0.5,
-            fetch_schemes="http",
-            fetch_private_networks="127.0.0.0/8",
-            fetch_ports=file_server.server_port,
-            fetch_seconds=0.5,
-        )
+    with one_server(
+        tiny_checkpoint,
+        upload_seconds=0.5,
+        fetch_schemes="http",
+        fetch_private_networks="127.0.0.0/8",
+        fetch_ports=file_server.server_port,
+        fetch_seconds=0.5,
+    ) as server:
+        yield server
