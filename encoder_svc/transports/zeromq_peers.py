@@ -41,6 +41,8 @@ class ZeroMqPeers(threading.Thread):
         """Descriptors of connections, the oldest first."""
         self._readers: OrderedDict[int, None] = OrderedDict()
         """The one that read least recently first."""
+        self._early: set[int] = set()
+        """Connections that have read before the monitor told of their coming."""
         self._full = False
 
     def has_read(self, descriptor: int) -> None:
@@ -51,26 +53,36 @@ class ZeroMqPeers(threading.Thread):
             elif descriptor in self._strangers:
                 del self._strangers[descriptor]
                 self._readers[descriptor] = None
+            else:
+                self._early.add(descriptor)
 
     def run(self) -> None:
         """The thread. It sleeps unless a peer comes or goes."""
         while True:
-            message = parse_monitor_message(self._monitor.recv_multipart())
-            descriptor: int = message["value"]
-            if message["event"] == zmq.EVENT_ACCEPTED:
-                self._come(descriptor)
-            else:
-                with self._lock:
-                    self._strangers.pop(descriptor, None)
-                    self._readers.pop(descriptor, None)
+            self.take()
+
+    def take(self) -> None:
+        """Waits for one event of the monitor, and does what follows from it."""
+        message = parse_monitor_message(self._monitor.recv_multipart())
+        descriptor: int = message["value"]
+        if message["event"] == zmq.EVENT_ACCEPTED:
+            self._come(descriptor)
+        else:
+            with self._lock:
+                self._strangers.pop(descriptor, None)
+                self._readers.pop(descriptor, None)
 
     def _come(self, descriptor: int) -> None:
         with self._lock:
-            self._strangers[descriptor] = None
+            if descriptor in self._early:
+                self._early.remove(descriptor)
+                self._readers[descriptor] = None
+            else:
+                self._strangers[descriptor] = None
             number = len(self._strangers) + len(self._readers)
             surplus = None
             if number > MOST_PEERS:
-                # The newest has had no time to read yet.
+                # The newest may have had no time to read yet.
                 surplus, _ = (self._strangers if len(self._strangers) > 1 else self._readers).popitem(last=False)
         if surplus is None:
             # To be said again once most have gone.

@@ -22,7 +22,7 @@ from encoder_client.transports import Reader, SlotClosedError, TransportError, z
 from encoder_client.transports.shared_memory import SharedMemoryReader
 from encoder_client.transports.zeromq import ZeroMqReader
 from encoder_svc.transports.shared_memory import MOST_RECEIVERS
-from encoder_svc.transports.zeromq_peers import MOST_PEERS
+from encoder_svc.transports.zeromq_peers import EVENTS, MOST_PEERS, ZeroMqPeers
 from epd import arena_socket
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, Locator, SharedMemoryLocator, ZeroMqLocator
 from epd.zeromq_reads import MOST_ANSWERS, PIECE_BYTES, Request, State, parse_answer, write_answer, write_request
@@ -384,6 +384,36 @@ def read_to_the_end(connection: socket.socket) -> None:
     with suppress(ConnectionResetError):
         while connection.recv(4096):
             pass
+
+
+def test_f39_who_reads_before_its_coming_is_told_is_a_reader() -> None:
+    """The thread that answers may be ahead of the one that hears of connections."""
+    with ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        router = stack.enter_context(context.socket(zmq.ROUTER))
+        router.linger = 0
+        monitor = stack.enter_context(router.get_monitor_socket(EVENTS))
+        stack.callback(router.disable_monitor)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        peers = ZeroMqPeers(monitor, port)
+        reader = stack.enter_context(context.socket(zmq.DEALER))
+        reader.linger = 0
+        reader.connect(f"tcp://127.0.0.1:{port}")
+        reader.send(b"a request")
+        name, request = router.recv_multipart(copy=False)
+        peers.has_read(int(request.get(zmq.SRCFD)))
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS))
+            for _ in range(MOST_PEERS)
+        ]
+        for _ in range(1 + MOST_PEERS):
+            peers.take()
+        read_to_the_end(strangers[0])
+        # A name of the router's is one connection's.
+        router.router_mandatory = True
+        router.send_multipart([name.bytes, b"an answer"])
+        assert reader.poll(PATIENCE_MILLISECONDS)
+        assert reader.recv() == b"an answer"
 
 
 def answers_to(peer: zmq.Socket[bytes], expected: int) -> int:
