@@ -71,6 +71,8 @@ class ZeroMqPeers(threading.Thread):
             with self._lock:
                 self._strangers.pop(descriptor, None)
                 self._readers.pop(descriptor, None)
+                # What it asked for may have been answered after it was told to go.
+                self._early.discard(descriptor)
 
     def _come(self, descriptor: int) -> None:
         with self._lock:

@@ -220,7 +220,7 @@ class EncodeCall:
             while self._complete is None:
                 await self._go_on(None)
             return await reads.results()
-        except BaseException:
+        except BaseException:  # a cancelled wait, too, must leave no task behind
             if self._coming is not None:
                 self._coming.cancel()
                 await asyncio.wait([self._coming])
@@ -280,7 +280,7 @@ class EncodeCall:
             async with call:
                 async for _ in call:
                     call._raise_for_ended()
-        except BaseException:
+        except BaseException:  # whoever is cancelled here has told nobody of the lease
             await asyncio.shield(self._client.abandon(list(call._ready.values())))
             raise
         [ready] = call._ready.values()
