@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import hung_tasks
 from tests.server_process import ServerProcess
 from tests.shared_server import SharedServer
 
@@ -23,6 +24,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeat", settings.get_profile("search"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("repeat" if os.environ.get("CI") else "search"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Shows where the tasks of a test wait that failed by its limit of time: its stack shows a loop that waits."""
+    try:
+        return (yield)
+    except pytest.fail.Exception as failure:
+        runner = getattr(item, "funcargs", {}).get("_function_scoped_runner")
+        if runner is not None and "pytest-timeout" in str(failure):
+            print(f"--- what the tasks wait for ---\n{hung_tasks.report(runner.get_loop())}")
+        raise
+
 
 StartServer = Callable[..., ServerProcess]
 """Starts a server: ``start_server(wait=True, **settings)``."""

@@ -24,7 +24,8 @@ async def eventually(condition: Condition, seconds: float = PATIENCE_SECONDS) ->
     while True:
         held = condition()
         if inspect.isawaitable(held):
-            held = await held
+            # A condition that never answers does not hold either.
+            held = await asyncio.wait_for(held, max(deadline - time.monotonic(), 1.0))
         if held:
             return
         if time.monotonic() > deadline:

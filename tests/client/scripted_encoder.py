@@ -44,6 +44,7 @@ class ScriptedEncoder(EncoderServiceServicer):
         """The call never completes: only a cancel ends it."""
         self.ended = asyncio.Event()
         self.released = asyncio.Event()
+        self.asked_to_cancel = asyncio.Event()
         self.target = ""
 
     async def Encode(  # noqa: N802 # the name of the call
@@ -100,6 +101,14 @@ class ScriptedEncoder(EncoderServiceServicer):
         return pb.ReleaseResponse(
             leases=[pb.LeaseStatus(lease_id=lease.lease_id, state=self.state) for lease in request.leases]
         )
+
+    async def Cancel(  # noqa: N802 # the name of the call
+        self, request: pb.CancelRequest, context: Any
+    ) -> pb.CancelResponse:
+        """Never answers."""
+        self.asked_to_cancel.set()
+        await asyncio.Event().wait()
+        return pb.CancelResponse()
 
     @property
     def given_back(self) -> set[bytes]:

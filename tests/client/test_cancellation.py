@@ -7,18 +7,20 @@ import ctypes
 import gc
 import random
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from typing import Any, Self
 
 import grpc
 import pytest
 
-from encoder_client import EncoderClient, image
+from encoder_client import EncoderClient, cancellation, image
 from encoder_client.cancellation import Responses, answer
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from tests.client.scripted_encoder import ScriptedEncoder
 from tests.photograph import photo
 from tests.server_process import ServerProcess
+from tests.waiting import eventually
 
 WINDOWS, CALLS = 3, 600
 MOST_BYTES = 350
@@ -67,8 +69,46 @@ async def test_the_call_ends_only_when_it_is_told_to(encoder: ScriptedEncoder) -
         await asyncio.sleep(0)
         responses.cancel()
         await encoder.ended.wait()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
             await other
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+async def test_a_call_whose_channel_is_closed_fails_and_cancels_nobody(encoder: ScriptedEncoder) -> None:
+    """Whoever waits was not cancelled: a task that ended so would be taken for one that nobody waits for."""
+    encoder.hang = True
+    channel = grpc.aio.insecure_channel(encoder.target)
+    stub = EncoderServiceStub(channel)
+    responses = Responses[pb.EncodeResponse](stub.Encode(pb.EncodeRequest()))
+    await anext(responses)
+    await anext(responses)
+    waits = [
+        asyncio.create_task(asyncio.wait_for(anext(responses), 30)),
+        asyncio.create_task(asyncio.wait_for(answer(stub.Cancel(pb.CancelRequest(), timeout=30)), 30)),
+    ]
+    await encoder.asked_to_cancel.wait()
+    await channel.close(None)
+    ended = await asyncio.gather(*waits, return_exceptions=True)
+    assert [error.code() for error in ended if isinstance(error, grpc.aio.AioRpcError)] == [
+        grpc.StatusCode.CANCELLED
+    ] * 2
+
+
+async def test_what_fails_when_nobody_waits_any_more_is_no_error_of_the_loop(encoder: ScriptedEncoder) -> None:
+    heard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
+    async with grpc.aio.insecure_channel(encoder.target) as channel:
+        stub = EncoderServiceStub(channel)
+        encoder.release_failures = 1
+        call = stub.Release(pb.ReleaseRequest(), timeout=30)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await answer(call)
+        await eventually(call.done)
+        del call
+        await answer(stub.Release(pb.ReleaseRequest(), timeout=30))
+    gc.collect()
+    assert not heard
 
 
 async def test_a_call_that_fails_holds_nothing_of_who_waited() -> None:
@@ -106,6 +146,34 @@ async def test_a_unary_call_goes_on_without_whoever_waited(encoder: ScriptedEnco
             async with asyncio.timeout(0):
                 await answer(call)
         await encoder.released.wait()
+
+
+class CallWithoutEnd:
+    """A call that gRPC forgot: no real one can be made to do so. Its deadline has passed."""
+
+    def time_remaining(self) -> float:
+        return 0.0
+
+    def __await__(self) -> Generator[Any, None, bool]:
+        return asyncio.Event().wait().__await__()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pb.EncodeResponse:
+        await self
+        raise AssertionError
+
+
+@pytest.mark.parametrize("wait", [answer, lambda call: anext(Responses(call))])
+async def test_nobody_waits_for_ever_for_a_call_that_grpc_does_not_end(
+    wait: Callable[[Any], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cancellation, "LATE_SECONDS", 0.01)
+    with pytest.raises(grpc.aio.AioRpcError, match="did not end at its deadline") as caught:
+        await wait(CallWithoutEnd())
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "did not end a call" in caplog.text
 
 
 async def test_calls_that_are_left_keep_no_memory(mooncake_server: ServerProcess) -> None:

@@ -3,63 +3,93 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from collections.abc import AsyncIterator
+from typing import Any
 
+import grpc
+import pytest
+
+from encoder_client.errors import EncoderError
 from encoder_client.releases import ReleaseBatcher
 from encoder_client.stub import EncoderStub
-from epd.encoder.v1.encoder_service_pb2 import (
-    LEASE_STATE_HELD,
-    READ_OUTCOME_OK,
-    LeaseStatus,
-    ReleaseRequest,
-    ReleaseResponse,
-)
+from epd.encoder.v1 import encoder_service_pb2 as pb
+from epd.encoder.v1.encoder_service_pb2 import LEASE_STATE_HELD, READ_OUTCOME_OK
+from tests.client.scripted_encoder import ScriptedEncoder
 from tests.waiting import eventually
 
 
-class SlowServer:
+class SlowEncoder(ScriptedEncoder):
     """Answers ``Release`` when the test says so."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[list[bytes]] = []
         self.answers = asyncio.Semaphore(0)
 
-    async def release(self, request: ReleaseRequest, timeout: float) -> ReleaseResponse:
+    async def Release(  # noqa: N802 # the name of the call
+        self, request: pb.ReleaseRequest, context: Any
+    ) -> pb.ReleaseResponse:
         self.calls.append([lease.lease_id for lease in request.leases])
         await self.answers.acquire()
-        return ReleaseResponse(leases=[LeaseStatus(lease_id=name, state=LEASE_STATE_HELD) for name in self.calls[-1]])
+        return await super().Release(request, context)
 
 
-def batcher(server: SlowServer) -> ReleaseBatcher:
-    return ReleaseBatcher(cast("EncoderStub", cast("Any", server)), timeout=5.0)
+@pytest.fixture
+async def encoder() -> AsyncIterator[SlowEncoder]:
+    slow = SlowEncoder()
+    async with slow.serve():
+        yield slow
 
 
-async def test_what_ends_during_a_call_goes_together_in_the_next() -> None:
-    server = SlowServer()
-    releases = batcher(server)
+@pytest.fixture
+async def channel(encoder: SlowEncoder) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(encoder.target) as channel:
+        yield channel
+
+
+@pytest.fixture
+async def releases(channel: grpc.aio.Channel) -> ReleaseBatcher:
+    return ReleaseBatcher(EncoderStub(channel), timeout=60.0)
+
+
+async def test_what_ends_during_a_call_goes_together_in_the_next(
+    encoder: SlowEncoder, releases: ReleaseBatcher
+) -> None:
     names = [b"%d" % number for number in range(20)]
     first = asyncio.create_task(releases.release(names[0], READ_OUTCOME_OK))
-    await eventually(lambda: bool(server.calls))
-    assert server.calls == [names[:1]]
+    await eventually(lambda: bool(encoder.calls))
+    assert encoder.calls == [names[:1]]
     others = [asyncio.create_task(releases.release(name, READ_OUTCOME_OK)) for name in names[1:]]
     await asyncio.sleep(0)
-    server.answers.release()
+    encoder.answers.release()
     assert await first == LEASE_STATE_HELD
-    await eventually(lambda: len(server.calls) > 1)
-    server.answers.release()
+    encoder.answers.release()
     assert await asyncio.gather(*others) == [LEASE_STATE_HELD] * 19
-    assert server.calls == [names[:1], names[1:]]
+    assert encoder.calls == [names[:1], names[1:]]
 
 
-async def test_closing_sends_what_waits_for_a_call() -> None:
-    server = SlowServer()
-    releases = batcher(server)
+async def test_closing_sends_what_waits_for_a_call(encoder: SlowEncoder, releases: ReleaseBatcher) -> None:
     tasks = [asyncio.create_task(releases.release(b"a", READ_OUTCOME_OK))]
-    await eventually(lambda: bool(server.calls))
+    await eventually(lambda: bool(encoder.calls))
     tasks.append(asyncio.create_task(releases.release(b"b", READ_OUTCOME_OK)))
     await asyncio.sleep(0)
-    server.answers.release()
-    server.answers.release()
+    encoder.answers.release()
+    encoder.answers.release()
     await releases.close()
-    assert server.calls == [[b"a"], [b"b"]]
+    assert encoder.calls == [[b"a"], [b"b"]]
     assert await asyncio.gather(*tasks) == [LEASE_STATE_HELD] * 2
+
+
+async def test_a_channel_that_is_closed_meanwhile_is_an_error_of_the_release(
+    encoder: SlowEncoder, channel: grpc.aio.Channel, releases: ReleaseBatcher
+) -> None:
+    """Nobody was cancelled. A read that ended so would be one that nobody waits for."""
+    released = asyncio.create_task(releases.release(b"a", READ_OUTCOME_OK))
+    await eventually(lambda: bool(encoder.calls))
+    later = asyncio.create_task(releases.release(b"b", READ_OUTCOME_OK))
+    await asyncio.sleep(0)
+    await channel.close(None)
+    with pytest.raises(EncoderError, match="CANCELLED"):
+        await released
+    with pytest.raises(EncoderError, match="CANCELLED: the lease was not given back"):
+        await later

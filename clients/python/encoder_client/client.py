@@ -342,12 +342,11 @@ class EncoderClient:
             EncoderError: the call failed; an encoder that cannot be reached is not told apart from other failures.
         """
         try:
-            answer: HealthCheckResponse = await self._connections.health(self.target).Check(
-                HealthCheckRequest(service=SERVICE), timeout=timeout
-            )
+            check = self._connections.health(self.target).Check
+            health: HealthCheckResponse = await answer(check(HealthCheckRequest(service=SERVICE), timeout=timeout))
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
-        return bool(answer.status == HealthCheckResponse.SERVING)
+        return bool(health.status == HealthCheckResponse.SERVING)
 
     def note_encoder(self, encoder: EncoderRef) -> None:
         """Learns which server answers at :attr:`target`, so that its chunks are read on the same channel."""

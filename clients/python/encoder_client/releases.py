@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from encoder_client.cancellation import answer
 from encoder_client.errors import EncoderError, from_rpc_error
 from encoder_client.stub import EncoderStub
 from epd.encoder.v1 import encoder_service_pb2 as service
@@ -111,10 +112,13 @@ class ReleaseBatcher:
                     grpc.StatusCode.INTERNAL, f"{len(wishes)} leases were released and {len(states)} answers came"
                 )
         except BaseException as error:
+            told = error
+            if not isinstance(error, EncoderError):  # gRPC was closed, or this task's loop ends
+                told = EncoderError(grpc.StatusCode.CANCELLED, f"the lease was not given back: {error!r}")
             for wish in wishes:
                 if not wish.answer.done():
-                    wish.answer.set_exception(error if isinstance(error, EncoderError) else asyncio.CancelledError())
-            if not isinstance(error, EncoderError):
+                    wish.answer.set_exception(told)
+            if not isinstance(error, Exception):
                 raise
             return
         for wish, state in zip(wishes, states, strict=True):
@@ -128,7 +132,7 @@ class ReleaseBatcher:
         pause = 0.01
         while True:
             try:
-                return await self._stub.release(request, timeout=max(0.001, end - loop.time()))
+                return await answer(self._stub.release(request, timeout=max(0.001, end - loop.time())))
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _RETRIED or loop.time() + pause >= end:
                     raise from_rpc_error(error) from None

@@ -110,8 +110,9 @@ class FleetReads:
         return await self._call.again(chunk.part_idx)
 
     def _landed(self, part_idx: int, read: asyncio.Task[Embedding]) -> None:
-        if not read.cancelled():
-            self._end(part_idx, read.exception() or read.result())
+        # However it ended: whoever waits for results would wait for ever for one that is not told.
+        cancelled = ReadError(f"the read of part {part_idx} was cancelled") if read.cancelled() else None
+        self._end(part_idx, cancelled or read.exception() or read.result())
 
     def _end(self, part_idx: int, result: Embedding | BaseException) -> None:
         self._open.discard(part_idx)
