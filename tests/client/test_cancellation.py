@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from encoder_client import EncoderClient, cancellation, image
-from encoder_client.cancellation import Responses, answer
+from encoder_client.cancellation import Responses, answer, take_all
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from tests.client.scripted_encoder import ScriptedEncoder
@@ -109,6 +109,37 @@ async def test_what_fails_when_nobody_waits_any_more_is_no_error_of_the_loop(enc
         await answer(stub.Release(pb.ReleaseRequest(), timeout=30))
     gc.collect()
     assert not heard
+
+
+async def test_all_responses_are_taken_until_nobody_waits(encoder: ScriptedEncoder) -> None:
+    async with grpc.aio.insecure_channel(encoder.target) as channel:
+        stub = EncoderServiceStub(channel)
+        seen: list[pb.EncodeResponse] = []
+        await take_all(stub.Encode(pb.EncodeRequest()), seen.append)
+        assert [len(response.events) for response in seen] == [1, 0, 1]
+
+        encoder.hang = True
+        encoder.ended.clear()
+        seen.clear()
+        wait = asyncio.create_task(take_all(stub.Encode(pb.EncodeRequest()), seen.append))
+        await eventually(lambda: len(seen) == 2)
+        wait.cancel()
+        await asyncio.wait([wait])
+        assert wait.cancelled()
+        await encoder.ended.wait()
+        assert len(seen) == 2
+
+
+async def test_what_cannot_be_taken_ends_the_call(encoder: ScriptedEncoder) -> None:
+    encoder.hang = True
+
+    def refuse(_: pb.EncodeResponse) -> None:
+        raise ValueError("no room")
+
+    async with grpc.aio.insecure_channel(encoder.target) as channel:
+        with pytest.raises(ValueError, match="no room"):
+            await take_all(EncoderServiceStub(channel).Encode(pb.EncodeRequest()), refuse)
+        await encoder.ended.wait()
 
 
 async def test_a_call_that_fails_holds_nothing_of_who_waited() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -79,6 +79,31 @@ class Responses(Generic[Response]):
 
     async def _next(self) -> Response | None:
         return await anext(self._responses, None)
+
+
+async def take_all(call: grpc.aio.UnaryStreamCall[Any, Response], take: Callable[[Response], None]) -> None:
+    """Hands over every response of a call, and ends it. For long ones: :class:`Responses` has a task for each response.
+
+    Args:
+        call: just begun. Nobody else reads from it.
+        take: called with each response, as long as this is waited for. What it raises ends the call.
+
+    Raises:
+        grpc.aio.AioRpcError: the call failed, or was cancelled by others.
+    """
+    wanted = True
+
+    async def follow() -> None:
+        async for response in call:
+            if not wanted:
+                break
+            take(response)
+
+    try:
+        await _result(_unheard(follow(), call), call)
+    finally:
+        wanted = False
+        call.cancel()
 
 
 async def answer(call: grpc.aio.UnaryUnaryCall[Any, Response]) -> Response:

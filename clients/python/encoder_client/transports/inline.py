@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import grpc
 
-from encoder_client.cancellation import Responses
+from encoder_client.cancellation import take_all
 from encoder_client.checksums import RunningChecksum
 from encoder_client.errors import from_rpc_error
 from encoder_client.pool.embedding_pool import Slot
@@ -45,24 +45,26 @@ class InlineReader:
     ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
         target, position = slot.view, 0
-        request = service.FetchRequest(lease_id=lease.lease_id)
-        pieces = Responses(self._stub_of(chunk.encoder).fetch(request, timeout=timeout))
+
+        def take(piece: bytes) -> None:
+            nonlocal position
+            data = parse_piece(piece)
+            end = position + len(data)
+            if end > chunk.nbytes:
+                raise TransportError(f"more than {chunk.nbytes} bytes came")
+            # Before the copy: what gRPC has just put together is in the processor's cache.
+            checksum.take(data, position)
+            target[position:end] = data
+            position = end
+
         try:
-            async for piece in pieces:
-                data = parse_piece(piece)
-                end = position + len(data)
-                if end > chunk.nbytes:
-                    raise TransportError(f"more than {chunk.nbytes} bytes came")
-                # Before the copy: what gRPC has just put together is in the processor's cache.
-                checksum.take(data, position)
-                target[position:end] = data
-                position = end
+            await take_all(
+                self._stub_of(chunk.encoder).fetch(service.FetchRequest(lease_id=lease.lease_id), timeout=timeout), take
+            )
         except ValueError as error:
             raise TransportError(str(error)) from None
         except grpc.aio.AioRpcError as error:
             raise TransportError(str(from_rpc_error(error))) from None
-        finally:
-            pieces.cancel()
         if position != chunk.nbytes:
             raise TransportError(f"{position} of {chunk.nbytes} bytes came")
 
