@@ -12,7 +12,7 @@ import grpc
 from encoder_client.client import EncoderClient
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderError, PartError, ReadError
-from encoder_client.events import Accepted, Complete, Event, Layout, Ready
+from encoder_client.events import Accepted, Complete, Event, Layout
 from encoder_client.fleet.dispatcher import Dispatcher
 from encoder_client.fleet.fleet_events import FleetEvents
 from encoder_client.fleet.fleet_prompt import Prompt, Sink
@@ -25,6 +25,8 @@ Begin = Callable[[Prompt, Sink], Dispatcher]
 
 class FleetCall:
     """A prompt that is encoded while its ``async with`` runs: leaving cancels the parts that are not READY.
+
+    Another task that waits for it meanwhile is told ``CANCELLED``: by a :class:`PartError` if it asked for one part.
 
     It tells the events of an :class:`EncodeCall`, in the same order: ``Accepted`` when the first encoder has taken
     something, for each part at most one ``Layout`` and exactly one end, ``Complete`` at last. What an encoder refuses
@@ -93,10 +95,9 @@ class FleetCall:
     ) -> None:
         assert self._dispatcher is not None
         self._end(self._dispatcher)
+        self._events.close()  # before anything is waited for: a cancel may end this here
         await self._dispatcher.close()
-        self._events.close()
-        unread = [event.chunk for event in self._events.unseen if isinstance(event, Ready)]
-        await self._client.abandon(unread + self._events.orphans)
+        await self._client.abandon(self._events.orphans)
 
     def __aiter__(self) -> Self:
         if self._dispatcher is None:
@@ -166,9 +167,10 @@ class FleetCall:
             The new READY chunk.
 
         Raises:
-            PartError: it could not be made again.
+            PartError: it could not be made again, or the call was left.
         """
         assert self._dispatcher is not None
+        self._events.check_not_left(part_idx)
         error = EncoderError(grpc.StatusCode.UNAVAILABLE, f"the embedding was lost before it was read: {lost}")
         if not self._dispatcher.again(part_idx, error if lost else None):
             raise PartError(self.prompt_id, part_idx, error)

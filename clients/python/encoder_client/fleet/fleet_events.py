@@ -14,6 +14,8 @@ from encoder_client.events import Accepted, Complete, Event, Layout, PartCancell
 from encoder_client.fleet.fleet_prompt import Prompt
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
+LEFT = "the call was left"
+
 
 class FleetEvents:
     """A :class:`~encoder_client.fleet.fleet_prompt.Sink` that gives what it is told the order of one call.
@@ -40,6 +42,7 @@ class FleetEvents:
         """READY, and nobody waits for them any more."""
         self._counts = dict.fromkeys(("ready", "failed", "cancelled", "from_cache"), 0)
         self._refusal: EncoderError | None = None
+        self._left = False
         self._news = asyncio.Event()
         self._replacements: dict[int, asyncio.Future[EmbeddingChunk]] = {}
 
@@ -48,7 +51,7 @@ class FleetEvents:
 
         Raises:
             StopAsyncIteration: there was the last one.
-            EncoderError: nothing can be asked of the fleet.
+            EncoderError: nothing can be asked of the fleet, or the call was left before all was told.
         """
         while not self.unseen:
             if self._refusal is not None:
@@ -59,11 +62,20 @@ class FleetEvents:
             await self._news.wait()
         return self.unseen.popleft()
 
+    def check_not_left(self, part_idx: int) -> None:
+        """Somebody is about to ask for a part once more.
+
+        Raises:
+            PartError: the call was left, so nobody would answer.
+        """
+        if self._left:
+            raise self._left_open(part_idx)
+
     async def replacement(self, part_idx: int) -> EmbeddingChunk:
         """The next READY of a part that has been READY.
 
         Raises:
-            PartError: there will be none.
+            PartError: there will be none, also because the call was left.
         """
         waiter: asyncio.Future[EmbeddingChunk] = self._loop.create_future()
         self._replacements[part_idx] = waiter
@@ -74,12 +86,23 @@ class FleetEvents:
                 self.orphans.append(waiter.result())
             raise
         finally:
-            del self._replacements[part_idx]
+            # Another may have asked for the part once more, after the answer came and before this went on.
+            if self._replacements.get(part_idx) is waiter:
+                del self._replacements[part_idx]
 
     def close(self) -> None:
-        """Nothing more will be told."""
-        for waiter in self._replacements.values():
-            waiter.cancel()
+        """Nothing more will be told: the call was left. Whoever still waits in another task learns it.
+
+        What was READY and not seen joins the orphans.
+        """
+        self._left = True
+        if self.unseen or self.complete is None:
+            self.refused(EncoderError(grpc.StatusCode.CANCELLED, LEFT))
+        self.orphans += [event.chunk for event in self.unseen if isinstance(event, Ready)]
+        self.unseen.clear()
+        for part_idx in list(self._replacements):
+            if (waiter := self._waiter(part_idx)) is not None:
+                waiter.set_exception(self._left_open(part_idx))
 
     def accepted(self, accepted: Accepted) -> None:
         """See :class:`~encoder_client.fleet.fleet_prompt.Sink`, as for the methods below."""
@@ -135,6 +158,9 @@ class FleetEvents:
             self._end(how, event)
         elif (waiter := self._waiter(part_idx)) is not None:
             waiter.set_exception(failure)
+
+    def _left_open(self, part_idx: int) -> PartError:
+        return PartError(self._prompt.prompt_id, part_idx, EncoderError(grpc.StatusCode.CANCELLED, LEFT))
 
     def _waiter(self, part_idx: int) -> asyncio.Future[EmbeddingChunk] | None:
         waiter = self._replacements.get(part_idx)
