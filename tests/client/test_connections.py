@@ -151,6 +151,15 @@ async def test_a_name_is_looked_up_again_and_again(monkeypatch: pytest.MonkeyPat
         await roster.close()
 
 
+async def test_a_name_that_cannot_be_one_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    async with EncoderClient("127.0.0.1:9", ClientSettings(transports=("inline",))) as client:
+        roster = Roster(client, ["dns:encoders..example:9", "dns:127.0.0.2:9"], 0.1, 0.01, Random(0), lambda: None)
+        roster.open()
+        await eventually(lambda: set(roster.members) == {"127.0.0.2:9"})
+        await roster.close()
+    assert "the name encoders..example cannot be resolved" in caplog.text
+
+
 @pytest.mark.parametrize("target", ["dns:", "dns:host", "dns:host:", "dns:host:http", "dns://8.8.8.8/host:1"])
 def test_a_name_that_is_none_is_refused(target: str) -> None:
     with pytest.raises(ValueError, match="dns:NAME:PORT"):

@@ -15,7 +15,7 @@ from encoder_client.stub import EncoderStub
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2 import LEASE_STATE_HELD, READ_OUTCOME_OK
 from tests.client.scripted_encoder import ScriptedEncoder
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_SECONDS, eventually
 
 
 class SlowEncoder(ScriptedEncoder):
@@ -78,6 +78,24 @@ async def test_closing_sends_what_waits_for_a_call(encoder: SlowEncoder, release
     await releases.close()
     assert encoder.calls == [[b"a"], [b"b"]]
     assert await asyncio.gather(*tasks) == [LEASE_STATE_HELD] * 2
+
+
+async def test_closing_does_not_wait_for_who_goes_on_giving_back(
+    encoder: SlowEncoder, releases: ReleaseBatcher
+) -> None:
+    """Prompts that run when a client is closed, since another one failed, must not hold its end up."""
+
+    async def go_on() -> None:
+        while True:
+            encoder.answers.release()
+            await releases.release(b"a", READ_OUTCOME_OK)
+
+    others = [asyncio.create_task(go_on()) for _ in range(3)]
+    await eventually(lambda: len(encoder.calls) > 1)
+    await asyncio.wait_for(releases.close(), PATIENCE_SECONDS)
+    for other in others:
+        other.cancel()
+    await asyncio.wait(others)
 
 
 async def test_a_channel_that_is_closed_meanwhile_is_an_error_of_the_release(

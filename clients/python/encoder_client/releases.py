@@ -74,9 +74,9 @@ class ReleaseBatcher:
         return await wish.answer
 
     async def close(self) -> None:
-        """Sends what is pending and waits for the answers."""
-        while self._pending or self._flights:
-            self._flush()
+        """Sends what is pending and waits for the answers, not for those to what is given back meanwhile."""
+        self._flush()
+        if self._flights:
             await asyncio.wait(self._flights)
 
     def _flush(self) -> None:

@@ -257,7 +257,7 @@ class Roster:
                     for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
                         ip = str(address[0])
                         found[f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"] = host
-                except OSError as error:
+                except (OSError, UnicodeError) as error:  # the latter: it cannot be a name at all
                     complete = False
                     logger.warning("the name %s cannot be resolved: %s", host, error)
             for target, host in found.items():
