@@ -15,14 +15,24 @@ import trustme
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from encoder_client import ClientSettings, Credentials, EncoderClient, EncoderFleet, HealthState, connections, image
+from encoder_client import (
+    ClientSettings,
+    Credentials,
+    EncoderClient,
+    EncoderError,
+    EncoderFleet,
+    HealthState,
+    connections,
+    image,
+)
 from encoder_client.fleet.roster import Roster
 from epd.encoder.v1.embedding_pb2 import EncoderRef
+from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse
 from tests.client.unreliable_encoder import UnreliableEncoder
 from tests.conftest import StartServer
 from tests.photograph import photo
 from tests.server_process import ServerProcess
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_SECONDS, eventually
 
 ITEM = image(photo(140, 112))
 PINGS = 3
@@ -149,6 +159,32 @@ async def test_a_name_is_looked_up_again_and_again(monkeypatch: pytest.MonkeyPat
         await eventually(lambda: len(questions) > asked + 2)
         assert set(roster.members) == {"127.0.0.2:9", "127.0.0.3:9", "127.0.0.9:9"}
         await roster.close()
+
+
+async def test_a_fleet_that_is_closed_when_a_poll_has_just_failed_polls_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    asked, failed = asyncio.Event(), loop.create_future()
+
+    async def health(self: EncoderClient, timeout: float) -> bool:
+        asked.set()
+        await failed
+        raise EncoderError(grpc.StatusCode.UNAVAILABLE, "as the test wants it")
+
+    async def server_info(self: EncoderClient, timeout: float) -> GetServerInfoResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(EncoderClient, "health", health)
+    monkeypatch.setattr(EncoderClient, "server_info", server_info)
+    async with EncoderClient("127.0.0.9:9", ClientSettings(transports=("inline",))) as client:
+        roster = Roster(client, ["127.0.0.9:9"], 0.01, 0.01, Random(0), lambda: None)
+        roster.open()
+        await asked.wait()
+        # In one turn of the loop: it fails, then the roster is closed.
+        failed.set_result(None)
+        await asyncio.wait_for(roster.close(), PATIENCE_SECONDS)
 
 
 async def test_a_name_that_cannot_be_one_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:

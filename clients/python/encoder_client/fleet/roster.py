@@ -93,13 +93,14 @@ class Member:
         """Asks how it is.
 
         Args:
-            timeout: seconds that the answers may take.
+            timeout: seconds that each of two answers may take.
 
         Returns:
             Whether it says that it serves, and what it says of itself; or why it did not answer.
         """
         try:
-            return await asyncio.gather(self.client.health(timeout), self.client.server_info(timeout))
+            # One after the other: `asyncio.gather` forgets a cancel that comes when one of its own has just failed.
+            return await self.client.health(timeout), await self.client.server_info(timeout)
         except EncoderError as error:
             return error
         except Exception as error:  # whatever it is, the next poll may do better, and the member must not be lost
