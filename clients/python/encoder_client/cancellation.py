@@ -22,8 +22,8 @@ import grpc
 
 logger = logging.getLogger("encoder_client")
 
-LATE_SECONDS = 2.0
-"""After its deadline gRPC ends a call at once, if its threads get a core."""
+LATE_SECONDS = 10.0
+"""After its deadline gRPC ends a call at once, if its threads get a core and the loop its turn."""
 
 Response = TypeVar("Response")
 Call = grpc.aio.UnaryUnaryCall[Any, Any] | grpc.aio.UnaryStreamCall[Any, Any]
