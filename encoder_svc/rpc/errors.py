@@ -108,6 +108,9 @@ def to_status(error: ServiceError) -> Status:
     return status
 
 
+_CANCEL_SECONDS = 5.0
+"""For gRPC to cancel a handler whose call has ended."""
+
 _Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -166,6 +169,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
             except ServiceError as error:
                 code = ERROR_TABLE[error.reason].code
                 status = to_status(error)
+            except grpc.aio.InternalError:
+                # A message was not written: the caller has left, as gRPC says next, by cancelling this.
+                code = grpc.StatusCode.CANCELLED
+                await asyncio.sleep(_CANCEL_SECONDS)
+                code = grpc.StatusCode.INTERNAL
+                status = to_status(ServiceError(Reason.INTERNAL, "a message could not be written"))
             except Exception:
                 if context.done():
                     # The caller left while a message was being written: there is nobody to tell.

@@ -30,5 +30,10 @@ class Outbox:
         """
         await self._filled.wait()
         self._filled.clear()
-        events, self._events = self._events, []
+        events = self.rest()
         return events, isinstance(events[-1], Completed)
+
+    def rest(self) -> list[Event]:
+        """All that are there, perhaps none: what nobody has been told of when the call has ended."""
+        events, self._events = self._events, []
+        return events

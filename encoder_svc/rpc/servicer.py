@@ -78,7 +78,8 @@ class EncoderServicer(EncoderServiceServicer):
                 events, complete = await outbox.take()
                 await context.write(encode_response(events))
         finally:
-            call.abandon()
+            # What was given to gRPC may have been read, also if its write failed: only the rest is known to be untold.
+            call.abandon(outbox.rest())
             context.set_trailing_metadata(((LOAD_REPORT_KEY, load_report(self._runtime.load())),))
 
     async def _read_command(self, context: Any, identity: str) -> EncodeCommand:

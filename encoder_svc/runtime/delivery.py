@@ -111,6 +111,13 @@ class EmbeddingDelivery:
                 answers.append((found, found))
         return answers
 
+    def take_back(self, chunk: EmbeddingChunk, now: float) -> None:
+        """The caller was never told of a chunk: ends its own lease. Named receivers may know theirs, or will."""
+        for grant in chunk.leases:
+            found = None if grant.receiver_id else self.leases.find(grant.lease_id, now)
+            if isinstance(found, Lease):
+                self.leases.revoke(found, now)
+
     def renew(self, lease_id: bytes, ttl: float | None, now: float) -> Lease | LeaseState | None:
         """Extends a lease. Returns it, or how it ended."""
         found = self.leases.find(lease_id, now)

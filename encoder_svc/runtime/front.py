@@ -19,7 +19,7 @@ from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCo
 from encoder_svc.runtime.configuration import Serving, batch_budgets, configure_engine, configure_media, rules
 from encoder_svc.runtime.engine_table import Engine
 from encoder_svc.runtime.engines import EngineProcess
-from encoder_svc.runtime.events import SubscriptionEvent
+from encoder_svc.runtime.events import Event, SubscriptionEvent
 from encoder_svc.runtime.leases import Lease
 from encoder_svc.runtime.media_sources import MediaSources, UriFetcher
 from encoder_svc.runtime.media_workers import MediaWorker
@@ -51,10 +51,10 @@ class FrontCall:
         self._front = front
         self._request = request
 
-    def abandon(self) -> None:
+    def abandon(self, untold: Sequence[Event]) -> None:
         """See :class:`EncodeCall`."""
-        if self._request.open_parts:
-            self._front.scheduler.abandon(self._request, self._front.now())
+        if self._request.open_parts or untold:
+            self._front.scheduler.abandon(self._request, self._front.now(), untold)
             self._front.changed()
 
 

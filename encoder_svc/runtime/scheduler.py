@@ -22,7 +22,7 @@ from encoder_svc.runtime.contents import Contents, SourceHands
 from encoder_svc.runtime.delivery import EmbeddingDelivery, VerifyHands
 from encoder_svc.runtime.encoding import EncodedItem, Encoding, EngineHands
 from encoder_svc.runtime.engine_table import Batch, Engine
-from encoder_svc.runtime.events import ChunkEvent
+from encoder_svc.runtime.events import ChunkEvent, Event
 from encoder_svc.runtime.leases import Lease, LeaseState, LeaseTable
 from encoder_svc.runtime.observer import Observer
 from encoder_svc.runtime.parts import Part, PartState
@@ -146,10 +146,13 @@ class Scheduler:
         self._pump(now)
         return request
 
-    def abandon(self, request: Request, now: float) -> None:
-        """The caller is gone: cancels what is not READY and tells nobody."""
+    def abandon(self, request: Request, now: float, untold: Sequence[Event] = ()) -> None:
+        """The caller is gone: cancels what is not READY, tells nobody, and takes back what it was not told of."""
         request.sink = None
         self._cancel(request, now)
+        for event in untold:
+            if isinstance(event, ChunkEvent):
+                self.delivery.take_back(event.chunk, now)
         self._pump(now)
 
     def cancel(self, command: CancelCommand, now: float) -> tuple[int, int]:

@@ -59,8 +59,12 @@ class FinishedUpload:
 class EncodeCall(Protocol):
     """One admitted request."""
 
-    def abandon(self) -> None:
-        """The caller is gone: cancels the parts that are not READY and tells nobody. Idempotent."""
+    def abandon(self, untold: Sequence[Event]) -> None:
+        """The caller is gone: cancels the parts that are not READY and tells nobody. Idempotent.
+
+        Args:
+            untold: events that the caller was not told of, and never will be. Its own leases in them end.
+        """
         ...
 
 

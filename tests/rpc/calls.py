@@ -20,6 +20,8 @@ from tests.server_process import ServerProcess
 PHOTO = photo(140, 112)
 SECONDS = 150.0
 """Longer than any call here takes."""
+NARROW = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+"""Options of a channel that takes in a kilobyte of a stream that nobody reads, and no more."""
 END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined] # not in the stubs
 
 

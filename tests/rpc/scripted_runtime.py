@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from encoder_svc.errors import ServiceError
 from encoder_svc.runtime.commands import AcquireCommand, CancelCommand, EncodeCommand, SubscribeCommand
-from encoder_svc.runtime.events import Accepted, SubscriptionEvent
+from encoder_svc.runtime.events import Accepted, Event, SubscriptionEvent
 from encoder_svc.runtime.service import CancelOutcome, FinishedUpload, LeaseOutcome, LoadFigures, Sink
 from encoder_svc.runtime.uploads import Upload
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, EncoderRef
@@ -19,8 +19,10 @@ class ScriptedCall:
 
     def __init__(self) -> None:
         self.abandoned = asyncio.Event()
+        self.untold: list[Event] = []
 
-    def abandon(self) -> None:
+    def abandon(self, untold: Sequence[Event]) -> None:
+        self.untold.extend(untold)
         self.abandoned.set()
 
 

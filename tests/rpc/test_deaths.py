@@ -6,7 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ import psutil
 import pytest
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
+from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from tests.conftest import servers
+from tests.photograph import photo
 from tests.rpc.calls import (
+    NARROW,
     PHOTO,
     SECONDS,
     calls_to,
@@ -138,6 +141,34 @@ async def test_f29_kill_of_the_engine_during_a_forward(stub: Any, mortal: Server
     engine_info = (await mortal.info()).engines[0]
     assert (engine_info.restarts >= 1, engine_info.leased_bytes, engine_info.reserved_bytes) == (True, 0, 0)
     assert engine_info.boot_id != boot_id
+
+
+async def test_f10_what_a_caller_that_reads_nothing_was_not_told_is_given_back_when_it_goes(
+    stub: Any, mortal: ServerProcess
+) -> None:
+    """A part becomes READY behind a message that gRPC cannot write: the call ends, and nobody knows that lease."""
+    use, many = pb.CACHE_POLICY_USE, 8  # as many as are hashed at once, and so told at once
+    await release(stub, *ready_chunks(await encode(stub, cache_policy=use)))
+
+    async def leases() -> int:
+        return (await mortal.info()).load.leases
+
+    async with grpc.aio.insecure_channel(mortal.target, options=NARROW) as channel:
+        other: Any = EncoderServiceStub(channel)
+        items = [image(part) for part in range(many)]
+        with mortal.held(mortal.engine()):
+            call = other.Encode(encode_request(*items, image(many, photo(56, 56)), cache_policy=use), timeout=SECONDS)
+            await eventually(lambda: is_now(leases, many))
+        await eventually(lambda: is_now(leases, many + 1))
+        call.cancel()
+        # What was given to gRPC may be on its way to the caller, and stays.
+        await eventually(lambda: is_now(leases, many))
+    mortal.engine().kill()
+
+
+async def is_now(count: Callable[[], Awaitable[int]], number: int) -> bool:
+    """What is counted is so many."""
+    return await count() == number
 
 
 async def test_f10_kill_of_the_receiver_during_a_read(stub: Any, mortal: ServerProcess, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
-from tests.rpc.calls import END_OF_STREAM, SECONDS, events_of
+from tests.rpc.calls import END_OF_STREAM, NARROW, SECONDS, events_of
 from tests.rpc.scripted_runtime import ScriptedRuntime
 from tests.rpc.statuses import reason_of, retry_of, status_of
 from tests.waiting import eventually
@@ -36,8 +36,9 @@ REQUEST = pb.EncodeRequest(
 class Service:
     """A served scripted runtime and a stub to call it by."""
 
-    def __init__(self, runtime: ScriptedRuntime, channel: grpc.aio.Channel, metrics: Metrics) -> None:
+    def __init__(self, runtime: ScriptedRuntime, target: str, channel: grpc.aio.Channel, metrics: Metrics) -> None:
         self.runtime = runtime
+        self.target = target
         self.stub: Any = EncoderServiceStub(channel)
         self.metrics = metrics
 
@@ -54,7 +55,7 @@ async def service() -> AsyncIterator[Service]:
     runtime = ScriptedRuntime()
     await server.start(runtime)
     async with grpc.aio.insecure_channel(server.target) as channel:
-        yield Service(runtime, channel, metrics)
+        yield Service(runtime, server.target, channel, metrics)
     await server.stop(grace=0)
 
 
@@ -82,6 +83,27 @@ async def test_f27_leaving_the_call_abandons_the_request(service: Service) -> No
     call.cancel()
     await service.runtime.call.abandoned.wait()
     await eventually(lambda: service.counted("Encode", "CANCELLED") == 1)
+
+
+async def test_the_runtime_learns_what_a_caller_that_left_was_not_told(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with grpc.aio.insecure_channel(service.target, options=NARROW) as channel:
+        stub: Any = EncoderServiceStub(channel)
+        call = stub.Encode(REQUEST)
+        await call.read()
+        sink = service.runtime.sinks[0]
+        sink(ChunkEvent(EmbeddingChunk(prompt_id="p" * 10_000)))  # nobody reads it, so it is being written
+        for _ in range(2):  # until the call has taken it
+            await stub.GetServerInfo(pb.GetServerInfoRequest())
+        untold = [PartCancelled("p", "r", 0), PartCancelled("p", "r", 1)]
+        for event in untold:
+            sink(event)
+        call.cancel()
+        await service.runtime.call.abandoned.wait()
+    assert service.runtime.call.untold == untold
+    await eventually(lambda: service.counted("Encode", "CANCELLED") == 1)
+    assert not caplog.records, "that a caller leaves is no fault"
 
 
 async def test_the_callers_deadline_reaches_the_runtime(service: Service) -> None:

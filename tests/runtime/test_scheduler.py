@@ -323,6 +323,21 @@ def test_f27_a_storm_of_cancels_leaves_nothing() -> None:
     assert len(brain.scheduler.preparation._queue._heap) <= 256
 
 
+def test_f10_the_lease_of_a_chunk_that_its_caller_was_not_told_of_ends_with_the_call() -> None:
+    brain = Brain()
+    for receivers, ends in (("",), True), (("lm",), False):
+        caller = brain.submit(encode_command(receivers=receivers))
+        brain.run_all()
+        (lease,) = leases(caller)
+        brain.scheduler.abandon(brain.request, brain.now, caller.events)
+        brain.scheduler.abandon(brain.request, brain.now, caller.events)
+        found = brain.scheduler.leases.find(lease, brain.now)
+        # A named receiver hears of its own by its subscription, perhaps later.
+        assert (found is LeaseState.REVOKED) == ends
+        release(brain, lease)
+    brain.assert_empty()
+
+
 # What is refused.
 
 
