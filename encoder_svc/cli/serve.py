@@ -118,7 +118,7 @@ async def _serve(settings: Settings, model_name: str, devices: tuple[str, ...], 
                 _say(f"encoder-svc ready target={server.target}")
                 await stop.wait()
                 _say(f"stopping: admitted work has {settings.drain_seconds:g} s to end; a second signal stops at once")
-                await server.stop_serving()
+                server.stop_serving()
                 drained = await _unless(stop_at_once, front.drain(settings.drain_seconds))
                 return 0 if drained else 1
             finally:

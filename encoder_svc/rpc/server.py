@@ -15,12 +15,12 @@ from encoder_svc.errors import SetupError
 from encoder_svc.rpc.callers import EncoderCallers
 from encoder_svc.rpc.errors import ErrorInterceptor
 from encoder_svc.rpc.generic_handlers import GenericHandlers
-from encoder_svc.rpc.health import HealthReporter
 from encoder_svc.rpc.servicer import SERVICE, EncoderServicer, add_encoder_servicer
 from encoder_svc.runtime.service import EncoderRuntime
 from encoder_svc.settings import Settings
 from encoder_svc.telemetry.metrics import Metrics
 from epd.grpc_server import OPTIONS, bind
+from epd.health import Health
 
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 # compared with, not bound
 """Hosts that mean every address of the machine."""
@@ -50,7 +50,7 @@ class RpcServer:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
         self._callers = EncoderCallers(settings)
-        self._health = HealthReporter(SERVICE)
+        self._health = Health(SERVICE)
         self._server = grpc.aio.server(interceptors=[ErrorInterceptor(SERVICE, metrics)], options=_options(settings))
         try:
             self.port = bind(self._server, settings.listening)
@@ -65,26 +65,24 @@ class RpcServer:
         """Begins to answer; health follows the runtime."""
         handlers: Any = GenericHandlers(self._server)
         add_encoder_servicer(EncoderServicer(runtime, self._settings, self._callers), handlers)
-        add_HealthServicer_to_server(self._health.servicer, handlers)
+        add_HealthServicer_to_server(self._health, handlers)
         names = [SERVICE, health.SERVICE_NAME]
         if self._settings.channelz:
             channelz.add_channelz_servicer(handlers)
             names.append(channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name)
         if self._settings.reflection:
             reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], handlers)
-        await self._health.__aenter__()
-        runtime.on_readiness(self._health.set_ready)
+        runtime.on_readiness(self._health.set_serving)
         await self._server.start()
 
-    async def stop_serving(self) -> None:
+    def stop_serving(self) -> None:
         """Tells health checks NOT_SERVING; calls are still answered."""
-        await self._health.stop_serving()
+        self._health.stop()
 
     async def stop(self, grace: float) -> None:
         """Takes no more calls, and aborts those that have not ended after ``grace`` seconds."""
-        await self.stop_serving()
+        self.stop_serving()
         await self._server.stop(grace)
-        await self._health.__aexit__()
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -10,13 +11,19 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from encoder_svc.rpc.server import RpcServer
 from encoder_svc.rpc.servicer import SERVICE
+from encoder_svc.settings import Settings
+from encoder_svc.telemetry.metrics import Metrics
 from tests.conftest import StartServer
+from tests.deaf_caller import deaf_call
 from tests.rpc.calls import calls_to, encode
+from tests.rpc.scripted_runtime import ScriptedRuntime
 from tests.rpc.statuses import reason_of, retry_of
-from tests.server_process import START_SECONDS
+from tests.server_process import START_SECONDS, ServerProcess
 from tests.waiting import eventually
 
+WATCH = "/grpc.health.v1.Health/Watch"
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
@@ -46,3 +53,30 @@ async def test_f08_a_watch_follows_the_server_through_its_life(start_server: Sta
         stopping = asyncio.create_task(asyncio.to_thread(server.stop))
         assert await seen(NOT_SERVING)
         assert await stopping == 0
+
+
+async def test_f08_a_watcher_that_reads_nothing_holds_nobody_up() -> None:
+    server, runtime = RpcServer(Settings(model=Path("/nowhere"), listen="127.0.0.1:0"), Metrics()), ScriptedRuntime()
+    await server.start(runtime)
+    async with deaf_call(server.target, WATCH), grpc.aio.insecure_channel(server.target) as channel:
+        health: Any = HealthStub(channel)
+        watch = health.Watch(HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        (tell,) = runtime.listeners
+        tell(False)
+        assert (await asyncio.wait_for(watch.read(), START_SECONDS)).status == NOT_SERVING
+        tell(True)
+        assert (await asyncio.wait_for(watch.read(), START_SECONDS)).status == SERVING
+        server.stop_serving()
+        tell(True)
+        assert (await asyncio.wait_for(watch.read(), START_SECONDS)).status == NOT_SERVING
+        await asyncio.wait_for(server.stop(grace=0), START_SECONDS)
+
+
+async def test_a_watch_of_a_service_that_is_not_there_stays_open(server: ServerProcess) -> None:
+    async with server.channel() as channel:
+        health: Any = HealthStub(channel)
+        watch = health.Watch(HealthCheckRequest(service="not.here"))
+        assert (await watch.read()).status == HealthCheckResponse.SERVICE_UNKNOWN
+        assert not watch.done()
+        watch.cancel()

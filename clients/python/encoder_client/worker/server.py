@@ -8,12 +8,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health
-from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from encoder_client.client import EncoderClient
@@ -26,6 +25,7 @@ from encoder_client.worker.servicer import SERVICE, LanguageModel, LanguageServi
 from epd.callers import Callers
 from epd.callers_file import Permission
 from epd.grpc_server import OPTIONS, bind
+from epd.health import Health
 from epd.listening import Listening
 
 logger = logging.getLogger("encoder_client")
@@ -80,7 +80,7 @@ class WorkerServer:
         self._pool = EmbeddingPool(settings.pool_bytes)
         self._inbox = Inbox(settings.max_prompts)
         self._server = grpc.aio.server(options=OPTIONS)
-        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined] # the stubs know only threads
+        self._health = Health(SERVICE)
         self._clients = AsyncExitStack()
         self._subscriptions: list[asyncio.Task[None]] = []
         try:
@@ -106,8 +106,7 @@ class WorkerServer:
         if self._settings.reflection:
             _add_reflection(self._server)
         await self._server.start()
-        for service in ("", SERVICE):
-            await self._health.set(service, HealthCheckResponse.SERVING)
+        self._health.set_serving(True)
         return self
 
     async def __aexit__(
@@ -133,7 +132,7 @@ class WorkerServer:
     async def drain(self, seconds: float) -> None:
         """Takes no more prompts, and waits until those that are there have been answered, for so many seconds."""
         self._servicer.stopping = True
-        await self._health.enter_graceful_shutdown()
+        self._health.stop()
         await self._server.stop(seconds)
 
     async def _follow(self, client: EncoderClient) -> None:
