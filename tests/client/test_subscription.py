@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from encoder_client import (
     Synced,
     image,
 )
+from encoder_client.subscriptions import subscription as subscription_module
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from tests.conftest import StartServer
@@ -435,6 +437,22 @@ async def test_leaving_ends_a_wait_in_another_task(server: ServerProcess) -> Non
     with pytest.raises((asyncio.CancelledError, EncoderError, StopAsyncIteration)):
         await waiting
     await eventually(lambda: no_subscription(server))
+
+
+async def test_leaving_ends_a_pause_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = asyncio.Event()
+
+    def longest(_: float, most: float) -> float:
+        paused.set()
+        return most
+
+    monkeypatch.setattr(subscription_module, "FIRST_PAUSE", 1e6)
+    monkeypatch.setattr(random, "uniform", longest)
+    async with receiver("127.0.0.1:1", "lm", patience=None) as (_, subscription):
+        waiting = asyncio.create_task(following(subscription))
+        await paused.wait()
+    with pytest.raises(EncoderError):
+        await waiting
 
 
 async def no_subscription(server: ServerProcess) -> bool:

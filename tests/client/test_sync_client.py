@@ -19,6 +19,7 @@ from encoder_client import (
     Embedding,
     EmbeddingPool,
     EncoderError,
+    EncoderFleet,
     HandleError,
     Layout,
     PartError,
@@ -214,6 +215,15 @@ def test_close_ends_everything(pair: list[ServerProcess]) -> None:
     with pytest.raises(RuntimeError, match="closed"):
         client.submit(ITEMS)
     submission.cancel()
+
+
+def test_whatever_keeps_a_client_from_opening_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_: EncoderFleet) -> EncoderFleet:
+        raise ValueError("not today")
+
+    monkeypatch.setattr(EncoderFleet, "__aenter__", refuse)
+    with pytest.raises(ValueError, match="not today"):
+        SyncEncoderClient(["127.0.0.1:1"])
 
 
 def test_a_callback_cannot_close(client: SyncEncoderClient) -> None:

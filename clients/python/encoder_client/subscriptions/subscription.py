@@ -64,7 +64,7 @@ class Subscription:
         self._parts = ReceivedParts(client.settings.receiver, client.settings.expected_fingerprint)
         self._responses: Responses[SubscribeResponse] | None = None
         self._events: AsyncGenerator[SubscriptionEvent, None] | None = None
-        self._left = False
+        self._left = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._events = self._receive()
@@ -74,7 +74,7 @@ class Subscription:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._events is not None
-        self._left = True
+        self._left.set()
         if self._responses is not None:
             self._responses.cancel()
         with suppress(RuntimeError):  # another task still waits for an event; it sees the cancelled call
@@ -115,10 +115,15 @@ class Subscription:
             if self.connected:
                 self.connected, alive_at = False, loop.time()
             impatient = self._patience is not None and loop.time() - alive_at >= self._patience
-            if lost.code not in _RETRIED or impatient or self._left:
+            if lost.code not in _RETRIED or impatient:
                 raise lost
             # Receivers that lost the same encoder must not all come back at once.
-            await asyncio.sleep(max(lost.retry_after or 0.0, pause * random.uniform(0.5, 1.0)))  # noqa: S311
+            seconds = max(lost.retry_after or 0.0, pause * random.uniform(0.5, 1.0))  # noqa: S311
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._left.wait()
+            if self._left.is_set():  # another task still waits here for an event, and nobody would end a further call
+                raise lost
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _give_back_refused(self) -> None:

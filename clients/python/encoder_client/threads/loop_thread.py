@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
-from threading import Thread, current_thread
+from contextlib import contextmanager, suppress
+from threading import RLock, Thread, current_thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -29,6 +29,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._process = os.getpid()
+        # Whoever found it open is done before it ends: else his call could come behind the last look at what runs.
+        self._calls = RLock()
         self._loop = asyncio.new_event_loop()
         # A daemon: the interpreter joins all others before it runs what ends this one.
         self._thread = Thread(target=_run, args=(self._loop,), name=name, daemon=True)
@@ -41,24 +43,34 @@ class LoopThread:
         Raises:
             RuntimeError: it is closed, or this process is a fork of the one that made it.
         """
-        if os.getpid() != self._process:
-            raise RuntimeError("this client belongs to the process that made it; make one after the fork")
+        self._check_process()
         if not self._end.alive:
             raise RuntimeError("this client is closed")
 
     def soon(self, function: Callable[..., object], *arguments: Any) -> None:
         """Has a function called in the loop, in the order of these calls. Does not wait."""
-        self.check()
-        self._loop.call_soon_threadsafe(function, *arguments)
+        with self._kept_open():
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Runs a coroutine in the loop."""
         try:
-            self.check()
+            with self._kept_open():
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:
             coroutine.close()
             raise
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError("this client belongs to the process that made it; make one after the fork")
+
+    @contextmanager
+    def _kept_open(self) -> Iterator[None]:
+        self._check_process()  # first: in a fork, a thread that is not there may hold the lock
+        with self._calls:
+            self.check()
+            yield
 
     def close(self, seconds: float) -> None:
         """Cancels what runs, and waits for its end. Idempotent.
@@ -68,7 +80,9 @@ class LoopThread:
         """
         if current_thread() is self._thread:
             raise RuntimeError("a client cannot be closed by its own thread: a future's callback runs there")
-        if self._end.detach() is not None:
+        with self._calls:
+            first = self._end.detach() is not None
+        if first:
             _end(self._loop, self._thread, self._process, seconds)
 
 

@@ -229,7 +229,7 @@ class _Prompts:
                 await stack.enter_async_context(fleet)
                 if sharing is not None:
                     self.sharing = await stack.enter_async_context(sharing)
-            except OSError as error:  # whoever made the client learns it
+            except Exception as error:  # whoever made the client learns it
                 opened.set_exception(error)
                 return
             opened.set_result(None)
