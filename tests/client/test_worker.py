@@ -6,7 +6,8 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,28 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from encoder_client import ClientSettings, EncoderClient, EncoderClientError, EncoderError, image
+from encoder_client import (
+    ClientSettings,
+    Embedding,
+    EmbeddingPool,
+    EncoderClient,
+    EncoderClientError,
+    EncoderError,
+    ReadError,
+    image,
+)
 from encoder_client.language import LanguageOnlyModel
+from encoder_client.pool.embedding_pool import Slot
 from encoder_client.worker import WorkerServer, WorkerSettings
+from encoder_client.worker.assembly import Assembly
+from encoder_client.worker.inbox import Arrival, PromptParts
+from encoder_client.worker.servicer import LanguageModel
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from epd.encoder.v1.media_pb2 import MediaItem, Modality
 from epd.language.v1 import language_service_pb2 as pb
 from epd.language.v1.language_service_pb2_grpc import LanguageServiceStub
+from tests.client import chunks
 from tests.photograph import photo
 from tests.rpc.calls import END_OF_STREAM
 from tests.server_process import START_SECONDS, ServerProcess
@@ -54,7 +70,7 @@ def model(tiny_checkpoint: Path) -> LanguageOnlyModel:
 
 @asynccontextmanager
 async def serving(
-    server: ServerProcess, model: LanguageOnlyModel, name: str, **settings: Any
+    server: ServerProcess, model: LanguageModel, name: str, **settings: Any
 ) -> AsyncIterator[tuple[WorkerServer, Any]]:
     """A worker, and a stub to call it by."""
     client = ClientSettings(receiver=name, transports=("inline",))
@@ -282,6 +298,60 @@ async def test_embeddings_larger_than_the_pool_are_told(
         await eventually(lambda: nothing_is_leased(server))
     assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "pool" in str(refused.details())
+
+
+class StuckModel:
+    """Its device hangs behind the first token, until the test is over."""
+
+    def __init__(self, model: LanguageOnlyModel) -> None:
+        self.expand, self.decode = model.expand, model.decode
+        self.goes_on = threading.Event()
+
+    def stream(self, prompt: Any, embeddings: Sequence[Embedding], *, max_new_tokens: int) -> Iterator[int]:
+        yield 1
+        self.goes_on.wait()
+
+
+async def test_a_worker_stops_also_while_its_model_hangs(
+    server: ServerProcess, model: LanguageOnlyModel, name: str
+) -> None:
+    stuck = StuckModel(model)
+    try:
+        async with serving(server, stuck, name) as (_, stub):
+            call = stub.Generate(prompt("p"))
+            await following(call, "accepted")
+            await encode(server, "p", name, item(0), item(1))
+            await following(call, "expanded")
+            await following(call, "tokens")
+    finally:
+        stuck.goes_on.set()
+
+
+async def test_a_read_that_others_cancel_is_told_as_missing() -> None:
+    """It is no cancel of the prompt, whose caller would wait for ever."""
+
+    class Cancelled(EncoderClient):
+        async def read_into(self, chunk: EmbeddingChunk, slot: Slot, *, transports: Sequence[str] = ()) -> Embedding:
+            raise asyncio.CancelledError
+
+    told: asyncio.Queue[EncoderClientError] = asyncio.Queue()
+
+    async def missing(part_idx: int, error: EncoderClientError) -> None:
+        told.put_nowait(error)
+
+    parts = PromptParts("p")
+    async with (
+        Cancelled("127.0.0.1:1", ClientSettings(receiver="lm", transports=("inline",))) as client,
+        Assembly(parts, 1, EmbeddingPool(1 << 16), SECONDS) as assembly,
+    ):
+        parts.layouts[0] = chunks.layout()
+        parts.ready[0] = Arrival(client, chunks.ready(chunks.rows()))
+        collecting = asyncio.create_task(assembly.collect(missing))
+        error = await asyncio.wait_for(told.get(), SECONDS)
+        assert isinstance(error, ReadError)
+        assert not collecting.done()
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -10,7 +10,7 @@ import grpc
 
 from encoder_client.cancellation import answer
 from encoder_client.embedding import Embedding
-from encoder_client.errors import EncoderClientError, from_rpc_error
+from encoder_client.errors import EncoderClientError, ReadError, from_rpc_error
 from encoder_client.pool.embedding_pool import EmbeddingPool, Reservation
 from encoder_client.prompts.multimodal_embedding import MultiModalEmbedding
 from encoder_client.worker.inbox import Arrival, PromptParts
@@ -149,6 +149,8 @@ class Assembly:
                 continue
             del self._reads[part]
             try:
+                if read.cancelled():  # by nobody here; taken for a cancel of the prompt, it would end without a word
+                    raise ReadError(f"the read of part {part} was cancelled")
                 self._prompt.add(read.result())
             except EncoderClientError as error:
                 if part not in self._parts.ready:  # else it came again meanwhile

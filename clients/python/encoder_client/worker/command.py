@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from encoder_client.client_settings import ClientSettings
 from encoder_client.credential_arguments import add_credential_arguments, credentials_of
@@ -53,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serving.add_argument("--no-reflection", action="store_true", help="leave gRPC reflection out")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Loads the model and serves until SIGTERM or SIGINT. Returns the exit code.
+def run(arguments: argparse.Namespace) -> NoReturn:
+    """Loads the model and serves until SIGTERM or SIGINT, then ends the process.
 
     Raises:
         EncoderClientError: it cannot serve as it is set up, or an encoder refuses it.
@@ -71,7 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
     )
     model = _load(arguments.model, arguments.dtype, arguments.device)
-    return asyncio.run(_serve(settings, model))
+    asyncio.run(_serve(settings, model))
+    # Python would wait for the thread of the model, and a device that hangs holds it for ever.
+    logging.shutdown()
+    os._exit(0)
 
 
 def _client_settings(arguments: argparse.Namespace) -> ClientSettings:
@@ -106,7 +110,7 @@ def _load(folder: Path, dtype: str, device: str) -> LanguageModel:
     return LanguageOnlyModel.load(folder, dtype=getattr(torch, dtype), device=device)
 
 
-async def _serve(settings: WorkerSettings, model: LanguageModel) -> int:
+async def _serve(settings: WorkerSettings, model: LanguageModel) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -122,7 +126,6 @@ async def _serve(settings: WorkerSettings, model: LanguageModel) -> int:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-    return 0
 
 
 def _names(text: str) -> tuple[str, ...]:

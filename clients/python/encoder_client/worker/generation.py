@@ -18,8 +18,8 @@ class GenerationThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="generation")
 
     def close(self) -> None:
-        """Waits for the generation that runs, which whoever asked for it has left."""
-        self._executor.shutdown()
+        """Takes no more. It does not wait for the token that is being made: a device that hangs never ends it."""
+        self._executor.shutdown(wait=False)
 
     @asynccontextmanager
     async def stream(self, begin: Callable[[], Iterator[int]]) -> AsyncIterator[AsyncIterator[list[int]]]:
@@ -35,23 +35,21 @@ class GenerationThread:
         left = threading.Event()
 
         def run() -> None:
+            if left.is_set():
+                return
+            generation = begin()
             try:
-                if left.is_set():
-                    return
-                generation = begin()
-                try:
-                    for token in generation:
-                        loop.call_soon_threadsafe(tokens.put_nowait, token)
-                        if left.is_set():
-                            return
-                finally:
-                    if isinstance(generation, Generator):
-                        generation.close()
+                for token in generation:
+                    loop.call_soon_threadsafe(tokens.put_nowait, token)
+                    if left.is_set():
+                        return
             finally:
-                with suppress(RuntimeError):  # the loop is closed: nobody waits
-                    loop.call_soon_threadsafe(tokens.put_nowait, _END)
+                if isinstance(generation, Generator):
+                    generation.close()
 
         work = loop.run_in_executor(self._executor, run)
+        # Behind its last token, however it ends, and also if it never begins.
+        work.add_done_callback(lambda _: tokens.put_nowait(_END))
         try:
             yield _batches(tokens, work)
         finally:
