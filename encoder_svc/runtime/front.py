@@ -375,8 +375,11 @@ class Front:
 
     def _tick(self) -> None:
         self._timer = self._timer_due = None
-        self.scheduler.tick(self.now())
-        self.changed()
+        try:
+            self.scheduler.tick(self.now())
+        finally:
+            # Whatever one thing that was due stumbled over: the next one has its time, too.
+            self.changed()
 
     def _start(
         self, name: str, module: str, descriptors: tuple[int, ...], owner: MediaWorker | EngineProcess

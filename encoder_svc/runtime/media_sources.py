@@ -87,7 +87,11 @@ class MediaSources:
             digest = await asyncio.get_running_loop().run_in_executor(self._hashing, _digest, item, files)
         except ServiceError as error:
             scheduler.source_failed(part, error, self._now())
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # its part has ended
+            # A cancel that came from within the fetch is a fault like another: nobody else would end the part.
             logger.exception("fetching media failed in a way that was not foreseen")
             scheduler.source_failed(part, _fault(), self._now())
         else:

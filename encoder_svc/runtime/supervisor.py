@@ -23,6 +23,10 @@ _LAST_WORDS_SECONDS = 1.0
 """They are there already: longer only if something else has the child's end of the link."""
 
 
+_DEATH_SECONDS = 10.0
+"""From SIGKILL on. A large process takes a second or two."""
+
+
 class ChildOwner(Protocol):
     """Who speaks with a child."""
 
@@ -130,9 +134,16 @@ class Supervisor:
         finally:
             if self._process is not None:
                 self._process.kill()
-                self._process.wait()
+                self._see_dead(self._process)
             link.close()
             self._link = self._process = None
+
+    def _see_dead(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(_DEATH_SECONDS)
+        except subprocess.TimeoutExpired:
+            # The kernel holds it, such as in the driver of a device. It may not hold the end of the server.
+            logger.error("%s does not die; process %d is left to the kernel", self._program.name, process.pid)  # noqa: TRY400
 
     async def _first_of_success_and(self, exit_: asyncio.Future[int]) -> None:
         success = asyncio.create_task(self._succeeded.wait())

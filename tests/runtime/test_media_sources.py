@@ -173,6 +173,17 @@ async def test_f06_f21_a_fault_that_nobody_foresaw_ends_the_part_and_tells_nothi
     assert setting.changes == 1
 
 
+async def test_a_fetch_that_is_cancelled_from_within_ends_the_part(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting.fetcher.answer.cancel()
+    with caplog.at_level(logging.ERROR):
+        setting.bring(1)
+        await eventually(lambda: 1 in setting.told.errors)
+    assert setting.told.errors[1].reason is Reason.INTERNAL
+    await eventually(lambda: setting.idle)
+
+
 @pytest.mark.parametrize("size", [1, AT_ONCE + 1])
 async def test_f06_f21_media_that_the_scheduler_stumbles_over_end_their_part(
     setting: Setting, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int

@@ -7,12 +7,14 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from encoder_svc.runtime import supervisor
 from encoder_svc.runtime.supervisor import ChildProgram, Supervisor
 from epd.internal.v1.media_worker_pb2 import ConfigureMedia, MediaCommand, MediaReport, Prepare
 from tests.waiting import eventually
@@ -190,3 +192,22 @@ async def test_a_child_that_starts_is_stopped_too(start: Start) -> None:
     child = start("echo")
     await eventually(lambda: len(child.owner.pids) == 1)
     await child.stop()
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+async def test_a_child_that_the_kernel_does_not_let_die_holds_nobody_up(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = start("echo")
+    await eventually(lambda: child.owner.ready == 1)
+    (pid,) = child.owner.pids
+    os.kill(pid, signal.SIGSTOP)  # so that it does not end by itself either
+    with monkeypatch.context() as patches:
+        # A process whose driver hangs takes SIGKILL only when it comes back.
+        patches.setattr(subprocess.Popen, "kill", lambda _: None)
+        patches.setattr(supervisor, "_DEATH_SECONDS", 0.01)
+        child.task.cancel()
+        await asyncio.wait([child.task])
+    assert f"process {pid} is left to the kernel" in caplog.text
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitpid, pid, 0)
