@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from encoder_client.bench import processes
 from encoder_client.bench.chat_load import Chats, run_load
 from encoder_client.bench.pictures import Pictures
 from encoder_client.bench.processes import started
@@ -100,6 +101,22 @@ async def test_a_server_that_ends_is_told_with_what_it_said() -> None:
     with pytest.raises(EncoderClientError, match="cannot start /nowhere"):
         async with started("the server", ["/nowhere"]):
             pass
+
+
+async def test_a_server_that_takes_questions_and_answers_none_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import socket\n"
+        "listening = socket.create_server(('127.0.0.1', 0))\n"
+        "print('port', listening.getsockname()[1], flush=True)\n"
+        "taken = []\n"
+        "while True: taken.append(listening.accept())"
+    )
+    async with started("the server", [sys.executable, "-c", program]) as server, ClientSession() as session:
+        port = await server.printed(r"port (\d+)")
+        monkeypatch.setattr(processes, "START_SECONDS", 0.2)
+        monkeypatch.setattr(processes, "ANSWER_SECONDS", 0.1)
+        with pytest.raises(EncoderClientError, match="the server does not serve"):
+            await server.answers(session, f"http://127.0.0.1:{port}/health")
 
 
 async def test_a_server_is_gone_with_its_children_when_its_block_ends() -> None:

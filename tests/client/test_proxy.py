@@ -13,6 +13,8 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,9 +87,11 @@ async def upstream() -> AsyncIterator[Upstream]:
         await stream.prepare(request)
         try:
             await stream.write(b"data: one\n\n")
+            while body.get("endless"):
+                await stream.write(bytes(1 << 16))
             await seen.go_on.wait()
             await stream.write(b"data: [DONE]\n\n")
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionError):
             seen.left.set()
             raise
         return stream
@@ -219,6 +223,40 @@ async def test_a_caller_who_leaves_takes_the_call_to_vllm_along(line: Line) -> N
         answer.close()
     async with asyncio.timeout(TIMEOUT):
         await line.vllm.left.wait()
+
+
+async def test_a_caller_that_stalls_is_left(server: ServerProcess) -> None:
+    """It gives nothing of its request, or takes nothing of its answer, and holds the connection for ever."""
+    body = json.dumps(chat(stream=True, endless=True)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    async with upstream() as vllm, proxy(server.target, vllm.url, "--stall-seconds", "0.5") as address:
+        host, port = address.removeprefix("http://").split(":")
+        for sent, status in ((head + body[:-1], b"408"), (head + body, b"200")):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            async with asyncio.timeout(TIMEOUT):
+                assert (await reader.readline()).split()[1] == status
+                if status == b"200":
+                    await vllm.left.wait()
+            writer.transport.abort()
+
+
+async def is_watched(column: int, port: str) -> bool:
+    """A connection has the kernel's timer of silence, set to half a minute or less, in hundredths of a second."""
+    table = await asyncio.to_thread(Path("/proc/net/tcp").read_text)
+    rows = [row.split() for row in table.splitlines()[1:]]
+    timers = [row[5].split(":") for row in rows if row[column].endswith(port) and row[3] == "01"]
+    return any(kind == "02" and int(when, 16) <= 3000 for kind, when in timers)
+
+
+async def test_a_caller_or_a_vllm_that_is_gone_without_a_word_is_noticed(line: Line) -> None:
+    """By the kernel, which asks its machine: that is a timer of the connection that waits."""
+    async with line.session.post(f"{line.address}/v1/chat/completions", json=chat(stream=True)) as answer:
+        assert await answer.content.readany() == b"data: one\n\n"
+        for url, column in ((line.vllm.url, 2), (line.address, 1)):  # remote from the proxy, and local
+            await eventually(partial(is_watched, column, f":{int(url.rpartition(':')[2]):04X}"))
+        line.vllm.go_on.set()
+        await answer.read()
 
 
 @pytest.mark.parametrize(

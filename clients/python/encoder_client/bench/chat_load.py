@@ -119,8 +119,8 @@ async def _answered(session: ClientSession, url: str, body: bytes, tokens: int) 
                 if event.get("choices"):
                     first = first or perf_counter() - begun
                 usage = event.get("usage") or usage
-    except ClientError as error:
-        raise EncoderClientError(f"a request failed: {error}") from None
+    except (ClientError, TimeoutError) as error:
+        raise EncoderClientError(f"a request failed: {str(error) or 'its time is over'}") from None
     if usage.get("completion_tokens") != tokens:
         raise EncoderClientError(f"an answer has {usage.get('completion_tokens')} tokens, and {tokens} were asked for")
     return Timing(first, perf_counter() - begun)

@@ -11,15 +11,18 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import psutil
-from aiohttp import ClientError, ClientSession
+from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from encoder_client.errors import EncoderClientError
 
 START_SECONDS = 600.0
 """vLLM loads a large checkpoint within it."""
 STOP_SECONDS = 30.0
+ANSWER_SECONDS = 10.0
+"""For a server that starts to say how it is. One that takes the question and stays silent is asked again."""
 _LOOK_SECONDS = 0.2
 _TOLD = 4000
 """Characters of what a server said last."""
@@ -68,8 +71,8 @@ class Server:
             EncoderClientError: the server has ended, or took too long.
         """
         async for _ in self._looks():
-            with contextlib.suppress(ClientError):
-                async with session.get(url) as answer:
+            with contextlib.suppress(ClientError, TimeoutError):
+                async with session.get(url, timeout=ClientTimeout(total=ANSWER_SECONDS)) as answer:
                     if answer.ok:
                         return
         raise self._silent()
@@ -89,11 +92,11 @@ class Server:
         self._log.close()
 
     async def _looks(self) -> AsyncIterator[None]:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_SECONDS):
-                while self._process.poll() is None:
-                    yield
-                    await asyncio.sleep(_LOOK_SECONDS)
+        # Not by asyncio.timeout: its end would cancel whoever looks, in the middle of a look.
+        end = monotonic() + START_SECONDS
+        while self._process.poll() is None and monotonic() < end:
+            yield
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _silent(self) -> EncoderClientError:
         return EncoderClientError(f"{self.name} does not serve; it said:\n{self.said()[-_TOLD:].strip()}")

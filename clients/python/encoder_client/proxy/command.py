@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encode-seconds", type=float, default=60.0, help="deadline of a request's media")
     parser.add_argument("--max-body-bytes", type=int, default=64 << 20, help="the largest chat request")
     parser.add_argument("--max-requests", type=int, default=1024, help="chat requests at once")
+    parser.add_argument(
+        "--stall-seconds", type=float, default=60.0, help="for a request to come, and for its caller to take some more"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         encode_seconds=arguments.encode_seconds,
         max_body_bytes=arguments.max_body_bytes,
         max_requests=arguments.max_requests,
+        stall_seconds=arguments.stall_seconds,
         credentials=credentials_of(arguments, token_in_plain_text=arguments.allow_insecure),
     )
     return asyncio.run(_serve(settings, host, port))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
+from asyncio.trsock import TransportSocket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import AddrInfoType, ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
 
 from encoder_client.client_settings import ClientSettings
 from encoder_client.credentials import Credentials
@@ -41,6 +43,10 @@ NOT_PASSED_BACK = {
 """Headers of an answer that belong to one connection, or that the proxy writes itself."""
 
 
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
+"""Seconds of silence before the first probe, and between two, and how many are not answered: a minute in all."""
+
+
 @dataclass(frozen=True)
 class ProxySettings:
     """How a proxy is set up."""
@@ -55,6 +61,8 @@ class ProxySettings:
     """The largest chat request."""
     max_requests: int = 1024
     """Chat requests at once; more are told to come again."""
+    stall_seconds: float = 60.0
+    """How long a caller may take to send a request, and may take nothing of its answer."""
     credentials: Credentials = field(default_factory=Credentials)
     """For calls to encoders."""
 
@@ -80,7 +88,13 @@ class Proxy:
             return _error(429, "the proxy has as many requests as it takes; try again", 1.0)
         self._chats += 1
         try:
-            body = await _json(request)
+            if (connection := request.get_extra_info("socket")) is not None:
+                _watch(connection)  # a caller whose machine is gone holds embeddings, by the kernel's default two hours
+            try:
+                async with asyncio.timeout(self._settings.stall_seconds):
+                    body = await _json(request)
+            except TimeoutError:
+                return _error(408, f"the request did not come within {self._settings.stall_seconds:g} s")
             media = take(body)
             async with AsyncExitStack() as answering:
                 async with self._encoded(media) as chunks:
@@ -90,7 +104,7 @@ class Proxy:
                     )
                     first = await upstream.content.readany()
                 # vLLM has computed the prompt when it says something, so the embeddings may go.
-                return await _stream(request, upstream, first)
+                return await self._stream(request, upstream, first)
         except PromptError as error:
             return _error(400, str(error))
         except EncoderError as error:
@@ -111,9 +125,31 @@ class Proxy:
             async with self._session.request(
                 request.method, self._address(request), data=data, headers=_passed_on(request)
             ) as upstream:
-                return await _stream(request, upstream, b"")
+                return await self._stream(request, upstream, b"")
         except ClientError as error:
             return _error(502, f"vLLM does not answer: {error}")
+
+    async def _stream(self, request: web.Request, upstream: ClientResponse, first: bytes) -> web.StreamResponse:
+        headers = {name: value for name, value in upstream.headers.items() if name.lower() not in NOT_PASSED_BACK}
+        answer = web.StreamResponse(status=upstream.status, headers=headers)
+        await answer.prepare(request)
+        try:
+            await self._write(answer, first)
+            async for piece in upstream.content.iter_any():
+                await self._write(answer, piece)
+            await answer.write_eof()
+        except (ClientError, TimeoutError) as error:
+            logger.warning("an answer of vLLM is broken off: %s", error)
+            if request.transport is not None:
+                request.transport.abort()  # so that the caller does not take it for a whole one
+        return answer
+
+    async def _write(self, answer: web.StreamResponse, piece: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._settings.stall_seconds):
+                await answer.write(piece)
+        except TimeoutError:
+            raise TimeoutError(f"its caller has taken nothing for {self._settings.stall_seconds:g} s") from None
 
     @asynccontextmanager
     async def _encoded(self, media: ChatMedia) -> AsyncIterator[Sequence[EmbeddingChunk]]:
@@ -171,7 +207,8 @@ async def serving(settings: ProxySettings, host: str, port: int) -> AsyncIterato
     # Nothing is read here.
     fleet = EncoderFleet(settings.encoders, ClientSettings(settings.credentials, transports=("inline",)))
     # Answers take as long as they take, and calls to vLLM are bounded by max_requests.
-    session = ClientSession(timeout=ClientTimeout(total=None, sock_connect=10.0), connector=TCPConnector(limit=0))
+    connector = TCPConnector(limit=0, socket_factory=_watched_socket)
+    session = ClientSession(timeout=ClientTimeout(total=None, sock_connect=10.0), connector=connector)
     async with fleet, session:
         proxy = Proxy(settings, fleet, session)
         application = web.Application(client_max_size=settings.max_body_bytes)
@@ -202,24 +239,22 @@ async def _json(request: web.Request) -> dict[str, Any]:
     return body
 
 
+def _watched_socket(info: AddrInfoType) -> socket.socket:
+    """To an engine whose machine may go without a word: its answer would be waited for, and its embeddings held."""
+    family, kind, protocol, _, _ = info
+    connection = socket.socket(family, kind, protocol)
+    _watch(connection)
+    return connection
+
+
+def _watch(connection: socket.socket | TransportSocket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def _passed_on(request: web.Request) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name.lower() in PASSED_ON}
-
-
-async def _stream(request: web.Request, upstream: ClientResponse, first: bytes) -> web.StreamResponse:
-    headers = {name: value for name, value in upstream.headers.items() if name.lower() not in NOT_PASSED_BACK}
-    answer = web.StreamResponse(status=upstream.status, headers=headers)
-    await answer.prepare(request)
-    try:
-        await answer.write(first)
-        async for piece in upstream.content.iter_any():
-            await answer.write(piece)
-        await answer.write_eof()
-    except ClientError as error:
-        logger.warning("vLLM broke an answer off: %s", error)
-        if request.transport is not None:
-            request.transport.abort()  # so that the caller does not take it for a whole one
-    return answer
 
 
 def _error(status: int, message: str, retry_after: float | None = None) -> web.Response:
