@@ -99,6 +99,14 @@ class Child:
         self.process.stdin.write(json.dumps(message).encode() + b"\n")
         await self.process.stdin.drain()
 
+    async def ended(self) -> None:
+        """Waits until it has ended by itself."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self.process.communicate()
+        except TimeoutError:
+            raise DemoError(f"the {self.name} did not end in {START_SECONDS:g} s") from None
+
     async def stop(self) -> None:
         """Ends it and waits until it is gone."""
         if self.process.returncode is None:
@@ -280,7 +288,7 @@ async def run(folder: Path) -> bool:
             builder = await stack.enter_async_context(
                 child("checkpoint builder", folder, program, "tiny-checkpoint", "qwen2_5_vl", checkpoint)
             )
-            await builder.process.communicate()
+            await builder.ended()
             if builder.process.returncode:
                 await builder.line()  # there is none: it tells the log
             jpeg = take_photograph(photograph)

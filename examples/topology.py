@@ -33,7 +33,7 @@ from epd.encoder.v1.encoder_service_pb2 import CachePolicy
 from epd.encoder.v1.media_pb2 import Modality
 from epd.language.v1 import language_service_pb2 as language
 from epd.language.v1.language_service_pb2_grpc import LanguageServiceStub
-from examples.demo import EXAMPLES, START_SECONDS, Child, DemoError, child, console, step, wait_for_target
+from examples.demo import EXAMPLES, Child, DemoError, child, console, step, wait_for_target
 
 QUESTION = "What is this?"
 NEW_TOKENS = 12
@@ -270,7 +270,7 @@ async def run(folder: Path, number: int) -> bool:
             builder = await stack.enter_async_context(
                 child("checkpoint builder", folder, program, "tiny-checkpoint", "qwen2_5_vl", checkpoint)
             )
-            await asyncio.wait_for(builder.process.communicate(), START_SECONDS)
+            await builder.ended()
             files = take_photographs(folder)
             done("a tiny random Qwen2.5-VL checkpoint, four photographs")
         with step("asking the whole model, as the reference") as done:
