@@ -21,6 +21,7 @@ import psutil
 
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from tests.waiting import PATIENCE_SECONDS
 
 START_SECONDS = 150.0
 STOP_SECONDS = 60.0
@@ -101,8 +102,9 @@ class ServerProcess:
     @property
     def stderr(self) -> str:
         """What it logged until now."""
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")
+        # By position: the server writes through the same open file, and would go on wherever a seek had left it.
+        log = self._errors.fileno()
+        return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
 
     def children(self) -> list[psutil.Process]:
         """Its live children."""
@@ -139,7 +141,9 @@ class ServerProcess:
         """Holds a child where it is, until the block ends: whatever it does takes as long as the test wants."""
         child.suspend()
         try:
+            patience = time.monotonic() + PATIENCE_SECONDS
             while not _is_held(child.pid):
+                assert time.monotonic() < patience, f"{child} does not stand still"
                 time.sleep(0.001)
             yield
         finally:

@@ -48,6 +48,6 @@ class SharedServer:
 async def _soon_idle(server: ServerProcess) -> bool:
     try:
         await eventually(lambda: is_idle(server), IDLE_SECONDS)
-    except (AssertionError, grpc.aio.AioRpcError):
+    except (AssertionError, TimeoutError, grpc.aio.AioRpcError):
         return False
     return True

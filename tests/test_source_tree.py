@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,22 @@ UNSAFE_ATTRIBUTES = {"torch.load", "send_pyobj", "recv_pyobj", "allow_pickle"}
 
 
 def files(pattern: str) -> Iterator[Path]:
-    """Our own files: not what tools made, not what was installed, nothing hidden but ``.ci``."""
-    for path in sorted(ROOT.rglob(pattern)):
-        parts = path.relative_to(ROOT).parts
-        hidden = parts[0].startswith(".") and parts[0] != ".ci"
-        if path.is_file() and not hidden and not any(part in NOT_OURS or part.endswith(".egg-info") for part in parts):
-            yield path
+    """Our own files: not what tools made, not what was installed, nothing hidden but ``.ci``.
+
+    What is left out is not even looked into: tools that run meanwhile write there, and take away.
+    """
+    for folder, inner, names in os.walk(ROOT):
+        top = Path(folder) == ROOT
+        inner[:] = [name for name in sorted(inner) if not is_left_out(name, top=top)]
+        for name in sorted(names):
+            path = Path(folder, name)
+            if not is_left_out(name, top=top) and path.match(pattern) and path.is_file():
+                yield path
+
+
+def is_left_out(name: str, *, top: bool) -> bool:
+    """A file or folder is not ours; ``top``: it lies at the top."""
+    return name in NOT_OURS or name.endswith(".egg-info") or (top and name.startswith(".") and name != ".ci")
 
 
 def unsafe(source: str) -> list[str]:

@@ -31,7 +31,7 @@ from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse
 from tests.client.unreliable_encoder import UnreliableEncoder
 from tests.conftest import StartServer
 from tests.photograph import photo
-from tests.server_process import ServerProcess
+from tests.server_process import START_SECONDS, ServerProcess
 from tests.waiting import PATIENCE_SECONDS, eventually
 
 ITEM = image(photo(140, 112))
@@ -116,18 +116,21 @@ async def test_an_address_of_a_name_shows_the_certificate_of_the_name(
     name_server(monkeypatch, {"encoders.example": ["127.0.0.1"], "others.example": ["127.0.0.1"]})
     credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
 
-    async def first_state(name: str) -> str:
-        async with EncoderFleet(
-            [f"dns:{name}:{port}"], ClientSettings(Credentials(credentials), transports=("inline",)), poll_seconds=0.1
-        ) as fleet:
-            await eventually(lambda: set(fleet.states.values()) in ({HealthState.SERVING}, {HealthState.EJECTED}))
-            if set(fleet.states.values()) == {HealthState.SERVING}:
-                async with fleet.encode([ITEM], timeout=60) as call:
-                    await call.embeddings()
-            return next(iter(fleet.states.values())).value
+    def fleet_at(name: str) -> EncoderFleet:
+        settings = ClientSettings(Credentials(credentials), transports=("inline",))
+        return EncoderFleet([f"dns:{name}:{port}"], settings, poll_seconds=0.1)
 
-    assert await first_state("encoders.example") == "serving"
-    assert await first_state("others.example") == "ejected"
+    async with fleet_at("encoders.example") as fleet, fleet.encode([ITEM], timeout=START_SECONDS) as call:
+        await call.embeddings()
+    async with fleet_at("others.example") as fleet:
+        seen: set[HealthState] = set()
+
+        def is_ejected() -> bool:
+            seen.update(fleet.states.values())
+            return HealthState.EJECTED in seen
+
+        await eventually(is_ejected)
+        assert HealthState.SERVING not in seen
 
 
 def name_server(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> list[str]:

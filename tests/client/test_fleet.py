@@ -69,9 +69,13 @@ def expected(pair: list[ServerProcess]) -> list[npt.NDArray[np.float32]]:
 
 @asynccontextmanager
 async def fleet_of(servers: Sequence[ServerProcess], pool: EmbeddingPool | None = None) -> AsyncIterator[EncoderFleet]:
-    """A fleet that has heard of all its encoders."""
+    """A fleet that has heard of all its encoders.
+
+    It polls them no more often than by default: three answers in a row that are late eject one, and this machine may
+    keep it from running for seconds.
+    """
     targets = [server.target for server in servers]
-    async with EncoderFleet(targets, ClientSettings(transports=("inline",)), pool=pool, poll_seconds=0.1) as fleet:
+    async with EncoderFleet(targets, ClientSettings(transports=("inline",)), pool=pool) as fleet:
         await eventually(lambda: set(fleet.states.values()) == {HealthState.SERVING})
         yield fleet
 

@@ -20,7 +20,7 @@ from tests.server_process import ServerProcess
 from tests.waiting import eventually
 
 PHOTO = photo(252, 196)
-LEASE_SECONDS = 6.0
+LEASE_SECONDS = 9.0
 """So long that a busy machine renews in time, and so short that a test can wait for its end."""
 
 

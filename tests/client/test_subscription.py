@@ -294,8 +294,9 @@ async def test_a_receiver_that_stands_still_for_a_while_reads_on(
     await encode(server.target, ["still"], prompt_id="a", lease_ttl=1.0)
     await encode(server.target, ["still"], prompt_id="b")
     holder.process.send_signal(signal.SIGCONT)
-    words = [(await holder.line())[0] for _ in range(4)]
-    assert words.count("Ready") == 2
+    read = 0
+    while read < 2:  # among them, on a slow machine, that the short lease has ended
+        read += (await holder.line())[0] == "Ready"
     holder.kill()
     # The next life takes the leases of the one that died.
     async with receiver(server.target, "still", 2) as (_, subscription):

@@ -20,6 +20,8 @@ class FileServer(ThreadingHTTPServer):
     """A web server on the loopback, whose files a test sets."""
 
     daemon_threads = True
+    request_queue_size = 128
+    """Connections that come at once wait here. The kernel drops those beyond it, and then they come seconds later."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _FileHandler)

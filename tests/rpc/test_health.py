@@ -17,18 +17,31 @@ from encoder_svc.settings import Settings
 from encoder_svc.telemetry.metrics import Metrics
 from tests.conftest import StartServer
 from tests.deaf_caller import deaf_call
+from tests.package_path import hiding
 from tests.rpc.calls import calls_to, encode
 from tests.rpc.scripted_runtime import ScriptedRuntime
 from tests.rpc.statuses import reason_of, retry_of
 from tests.server_process import START_SECONDS, ServerProcess
-from tests.waiting import eventually
 
 WATCH = "/grpc.health.v1.Health/Watch"
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
-async def test_f08_a_watch_follows_the_server_through_its_life(start_server: StartServer) -> None:
-    server = start_server(wait=False, drain_seconds=5).wait_listening()
+ENGINE_THAT_WAITS = """
+import sys, time
+from pathlib import Path
+
+if "encoder_svc.engine.process" in sys.orig_argv:
+    while not Path(__file__).with_name("go").exists():
+        time.sleep(0.01)
+"""
+
+
+async def test_f08_a_watch_follows_the_server_through_its_life(start_server: StartServer, tmp_path: Path) -> None:
+    # So its model is not loaded before all this was asked.
+    (tmp_path / "sitecustomize.py").write_text(ENGINE_THAT_WAITS)
+    prefix = ("env", *(f"{name}={value}" for name, value in hiding(tmp_path).items()))
+    server = start_server(wait=False, prefix=prefix, drain_seconds=5).wait_listening()
     async with server.channel() as channel, calls_to(server) as stub:
         health: Any = HealthStub(channel)
         watches = [health.Watch(HealthCheckRequest(service=name)) for name in ("", SERVICE)]
@@ -37,15 +50,13 @@ async def test_f08_a_watch_follows_the_server_through_its_life(start_server: Sta
             answers = await asyncio.wait_for(asyncio.gather(*(watch.read() for watch in watches)), START_SECONDS)
             return [answer.status for answer in answers] == [status, status]
 
-        # Held, so that its model is not loaded before all this was asked.
-        await eventually(lambda: bool(server.engines()))
-        with server.held(server.engine()):
-            assert await seen(NOT_SERVING)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await encode(stub)
-            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert reason_of(refused.value) == "NOT_READY"
-            assert retry_of(refused.value) is not None
+        assert await seen(NOT_SERVING)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await encode(stub)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason_of(refused.value) == "NOT_READY"
+        assert retry_of(refused.value) is not None
+        (tmp_path / "go").touch()
         assert await seen(SERVING)
         server.engine().kill()
         assert await seen(NOT_SERVING)

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from tests.conftest import StartServer
-from tests.rpc.calls import PHOTO
+from tests.rpc.calls import PHOTO, SECONDS
 from tests.server_process import ServerProcess
 
 GRPCURL = Path(sysconfig.get_path("scripts")) / "grpcurl"
@@ -95,7 +95,7 @@ def test_reflection_knows_the_types_of_error_details(server: ServerProcess) -> N
     request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=ErrorInfo.DESCRIPTOR.full_name)
     with grpc.insecure_channel(server.target) as channel:
         stub: Any = ServerReflectionStub(channel)
-        (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=10)
+        (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=SECONDS)
     assert answer.WhichOneof("message_response") == "file_descriptor_response"
 
 

@@ -17,7 +17,7 @@ import pytest
 from encoder_svc.telemetry.metrics import Metrics
 from encoder_svc.telemetry.metrics_page import CONNECTIONS, serve_metrics
 from epd.encoder.v1 import encoder_service_pb2 as pb
-from tests.rpc.calls import PHOTO, calls_to, encode, failures, image, is_idle, ready_chunks, release
+from tests.rpc.calls import PHOTO, SECONDS, calls_to, encode, failures, image, is_idle, ready_chunks, release
 from tests.rpc.metrics_page import Samples, scrape
 from tests.server_process import ServerProcess
 from tests.waiting import eventually
@@ -130,8 +130,8 @@ def test_readers_that_do_not_go_keep_nobody_out_and_take_few_threads() -> None:
     with contextlib.ExitStack() as held:
         held.callback(stop)
         for number in range(10 * CONNECTIONS):
-            connection = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", port), SECONDS))
             connection.sendall(b"GET /metrics HTTP/1.1\r\n" if number % 2 else b"\xff\r\n")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SECONDS) as page:
             assert b"encoder_svc_leases" in page.read()
         assert threading.active_count() - threads <= 2 * CONNECTIONS

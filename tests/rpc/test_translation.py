@@ -292,13 +292,16 @@ async def test_f39_a_receiver_that_does_not_read_is_not_written_to(service: Serv
     subscription.events.extend([ChunkEvent(EmbeddingChunk(prompt_id="p" * 50_000))] * 2000)
     call = service.stub.Subscribe(pb.SubscribeRequest(receiver_id="lm"))
     await eventually(lambda: len(subscription.events) < 2000)
-    left = 2000
-    # Other calls are answered; between them nothing more is written once what is under way is full.
-    for _ in range(20):
+
+    async def nothing_more_is_written() -> bool:
         left = len(subscription.events)
         for _ in range(50):
             await service.stub.GetServerInfo(pb.GetServerInfoRequest())
-    assert len(subscription.events) == left > 1000
+        return len(subscription.events) == left
+
+    # Other calls are answered; between them nothing more is written once what is under way is full.
+    await eventually(nothing_more_is_written)
+    assert len(subscription.events) > 1000
     for _ in range(2000):
         assert (await call.read()).HasField("chunk")
     call.cancel()
