@@ -22,7 +22,7 @@ from tests.photograph import photo
 from tests.server_process import ServerProcess
 from tests.waiting import eventually
 
-WINDOWS, CALLS = 3, 600
+WINDOWS, CALLS = 5, 600
 MOST_BYTES = 350
 """For each cancelled call, over all kinds: gRPC keeps 80 for each of its batches that fails. Cancelled inside gRPC, as
 a plain ``asyncio.timeout`` would, these calls leave some 700."""
