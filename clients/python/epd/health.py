@@ -15,10 +15,8 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 
-Status = HealthCheckResponse.ServingStatus
 
-
-class Health(HealthServicer):
+class Health(HealthServicer):  # type: ignore[misc] # its module has no types
     """Tells whether requests are taken, by the service's full name and by the empty one. NOT_SERVING at first.
 
     It answers from a field; no request and no work is ever before it. Belongs to the event loop's thread.
@@ -51,7 +49,7 @@ class Health(HealthServicer):
 
     async def Watch(self, request: HealthCheckRequest, context: Any) -> None:
         """Tells it now and whenever it changes; what a watcher that reads slowly has missed, it never hears."""
-        told: Status | None = None
+        told: int | None = None
         while True:
             known = request.service in self._names
             status = self._status if known else HealthCheckResponse.SERVICE_UNKNOWN
@@ -61,7 +59,7 @@ class Health(HealthServicer):
                 await context.write(HealthCheckResponse(status=status))
                 told = status
 
-    def _set(self, status: Status) -> None:
+    def _set(self, status: int) -> None:
         self._status = status
         self._changed.set()
         self._changed.clear()
