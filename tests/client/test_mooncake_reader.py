@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from time import monotonic
 
 import pytest
 
 from encoder_client import EmbeddingPool
 from encoder_client.checksums import RunningChecksum
-from encoder_client.transports import TransferStuckError, TransportError
+from encoder_client.transports import TransferStuckError, TransportError, mooncake
 from encoder_client.transports.mooncake import MooncakeReader
 from epd.encoder.v1.embedding_pb2 import Checksum, EmbeddingChunk, LeaseGrant, Locator, MooncakeLocator
 from tests.waiting import eventually
@@ -70,6 +71,12 @@ async def read(reader: MooncakeReader, pool: EmbeddingPool, locator: Locator, ti
     return hashlib.sha256(slot.view).digest()
 
 
+async def stop(peer: Peer) -> None:
+    """Until it is told to go on it answers nothing."""
+    peer.process.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(os.waitid, os.P_PID, peer.process.pid, os.WSTOPPED)
+
+
 async def test_reads_at_the_same_time_do_not_mix(peer: Peer) -> None:
     pool = EmbeddingPool(4 * SLOTS * SLOT_BYTES)
     reader = MooncakeReader(pool)
@@ -80,13 +87,64 @@ async def test_reads_at_the_same_time_do_not_mix(peer: Peer) -> None:
         reader.close()
 
 
+@pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["by the thread", "by the loop"])
+async def test_one_after_the_other_is_read_by_the_thread_and_by_the_loop(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(mooncake, "QUICK_SECONDS", seconds)
+    pool = EmbeddingPool(SLOT_BYTES)
+    reader = MooncakeReader(pool)
+    try:
+        for index in [*range(SLOTS), *range(SLOTS)]:
+            assert await read(reader, pool, peer.locator(index)) == hashlib.sha256(bytes([index]) * SLOT_BYTES).digest()
+    finally:
+        reader.close()
+
+
+async def test_what_is_not_over_soon_is_left_to_the_thread(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = EmbeddingPool(SLOT_BYTES)
+    reader = MooncakeReader(pool)
+    try:
+        await read(reader, pool, peer.locator(0))
+        await stop(peer)
+        monkeypatch.setattr(mooncake, "QUICK_SECONDS", 0.05)
+        slow = asyncio.create_task(read(reader, pool, peer.locator(1)))
+        await asyncio.sleep(0)
+        over = monotonic() + 0.05
+        await eventually(lambda: monotonic() > over)
+        peer.process.send_signal(signal.SIGCONT)
+        assert await slow == hashlib.sha256(bytes([1]) * SLOT_BYTES).digest()
+    finally:
+        reader.close()
+
+
+async def test_a_read_that_is_cancelled_while_the_loop_makes_it_keeps_its_memory(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = EmbeddingPool(SLOT_BYTES)
+    reader = MooncakeReader(pool)
+    try:
+        await read(reader, pool, peer.locator(0))
+        await stop(peer)
+        monkeypatch.setattr(mooncake, "QUICK_SECONDS", 600.0)
+        left = asyncio.create_task(read(reader, pool, peer.locator(1)))
+        await asyncio.sleep(0)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert pool.statistics.used == SLOT_BYTES, "late bytes could hit memory that others have by now"
+        peer.process.send_signal(signal.SIGCONT)
+        await eventually(lambda: pool.statistics.used == 0)
+    finally:
+        reader.close()
+
+
 async def test_a_transfer_that_hangs_keeps_its_memory_until_it_has_ended(peer: Peer) -> None:
     pool = EmbeddingPool(4 * SLOT_BYTES)
     reader = MooncakeReader(pool)
     try:
         await read(reader, pool, peer.locator(0))
-        peer.process.send_signal(signal.SIGSTOP)
-        await asyncio.to_thread(os.waitid, os.P_PID, peer.process.pid, os.WSTOPPED)
+        await stop(peer)
         given_up = asyncio.create_task(read(reader, pool, peer.locator(1)))
         with pytest.raises(TransferStuckError):
             await read(reader, pool, peer.locator(2), timeout=0.3)

@@ -33,7 +33,12 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 30e-6, 1e-3
 _PAUSE_SHARE = 1 / 32
 """Of the time that the youngest transfer has taken: so much longer a read takes at most."""
 
-_DONE = 1  # what transfer_check_status answers; 0: not yet; less: it failed
+QUICK_BYTES, QUICK_SECONDS = 2 << 20, 2e-3
+"""What is so small, and was so fast the last time, the event loop reads itself: to wake the thread, and to be woken by
+it, takes a quarter of the read of a MiB. Other work of the loop has its turns meanwhile."""
+_MOST_SESSIONS = 1024
+
+_GOES_ON, _DONE = 0, 1  # what transfer_check_status answers; less: it failed
 
 
 class _Transfer:
@@ -49,19 +54,23 @@ class _Transfer:
         self.answer: asyncio.Future[str] = loop.create_future()
         """What went wrong; empty: nothing. A text: the traceback of an error would hold the slot."""
         self.claim = Lock()
-        """Taken once: by the thread that begins it, or by the loop that gives it up before."""
+        """Taken once: by whoever begins it, or by the loop that gives it up before."""
         self.begun = 0.0
         self.batch = 0
         self.hangs = False
         """It was given up while it was under way."""
         self.ended = False
 
-    def end(self, fault: str = "") -> None:
+    def end(self, fault: str) -> None:
         """Its memory is not written any more. Called by the thread."""
-        self.slot = None
-        self.ended = True
+        self.let_go()
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             self.loop.call_soon_threadsafe(self.tell, fault)
+
+    def let_go(self) -> None:
+        """Its memory is not written any more."""
+        self.slot = None
+        self.ended = True
 
     def tell(self, fault: str) -> None:
         """Answers whoever waits. Called by the loop."""
@@ -72,8 +81,9 @@ class _Transfer:
 class MooncakeReader:
     """Reads by Mooncake into one pool, whose arena is registered once, at the first read.
 
-    Transfers cannot be stopped. One thread begins them and looks after them. A read that is given up keeps its slot
-    until the transfer has ended, so that late bytes hit nobody else's.
+    Transfers cannot be stopped. One thread begins them and looks after them; the event loop does so itself with a small
+    one that is alone, as long as the encoder answers quickly. A read that is given up keeps its slot until its end,
+    so that late bytes hit nobody else's.
 
     Args:
         pool: where it reads to.
@@ -103,6 +113,10 @@ class MooncakeReader:
         self._transfers: SimpleQueue[_Transfer | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._stuck: _Transfer | None = None
+        self._seconds: dict[str, float] = {}
+        """What the last small transfer of each session took."""
+        self._reads = 0
+        """That have not ended."""
 
     @property
     def engine(self) -> Any:
@@ -137,14 +151,19 @@ class MooncakeReader:
             self._thread.start()
         loop = asyncio.get_running_loop()
         transfer = _Transfer(locator, slot, chunk.nbytes, loop)
-        self._transfers.put(transfer)
         timer = loop.call_later(timeout, self._overdue, transfer, timeout)
+        self._reads += 1
         try:
+            if self._is_quick(transfer):
+                await self._hurry(transfer)
+            else:
+                self._transfers.put(transfer)
             fault = await transfer.answer
         except asyncio.CancelledError:
             transfer.claim.acquire(blocking=False)
             raise
         finally:
+            self._reads -= 1
             timer.cancel()
         if transfer.hangs:
             raise TransferStuckError(fault)
@@ -154,6 +173,26 @@ class MooncakeReader:
     def close(self) -> None:
         """Ends the thread after the transfers that are under way; the pool's arena is no longer registered then."""
         self._transfers.put(None)
+
+    def _is_quick(self, transfer: _Transfer) -> bool:
+        """It is alone, and will be over soon. Nothing is set up for it any more, which would hold the loop up."""
+        seconds = self._seconds.get(transfer.place.session, QUICK_SECONDS)
+        return self._reads == 1 and transfer.nbytes <= QUICK_BYTES and seconds < QUICK_SECONDS
+
+    async def _hurry(self, transfer: _Transfer) -> None:
+        """Begins a transfer here, and looks at it all the time. If it is not over soon, the thread goes on with it."""
+        transfer.claim.acquire()
+        try:
+            fault = self._begin(transfer)
+            while fault is None and monotonic() < transfer.begun + QUICK_SECONDS:
+                await asyncio.sleep(0)
+                fault = self._fault(transfer)
+            if fault is not None:
+                transfer.let_go()
+                transfer.tell(fault)
+        finally:
+            if not transfer.ended:
+                self._transfers.put(transfer)
 
     def _overdue(self, transfer: _Transfer, timeout: float) -> None:
         if transfer.claim.acquire(blocking=False):
@@ -182,8 +221,13 @@ class MooncakeReader:
                     break
                 if transfer is None:
                     goes_on = False
-                elif transfer.claim.acquire(blocking=False) and self._begin(transfer):
+                elif transfer.batch:
                     flying.append(transfer)
+                elif transfer.claim.acquire(blocking=False):
+                    if (fault := self._begin(transfer)) is None:
+                        flying.append(transfer)
+                    else:
+                        transfer.end(fault)
                 # A slot must not wait for the next transfer to be let go.
                 del transfer
             if flying:
@@ -193,8 +237,8 @@ class MooncakeReader:
         if self._protocol:
             self._engine.unregister_memory(self._pool.address)
 
-    def _begin(self, transfer: _Transfer) -> bool:
-        """Begins a transfer. False: it has failed, and was told."""
+    def _begin(self, transfer: _Transfer) -> str | None:
+        """Begins a transfer. Returns why it cannot be; None: it is under way."""
         place = transfer.place
         try:
             if not self._protocol:
@@ -206,19 +250,28 @@ class MooncakeReader:
                 place.session, [transfer.address], [place.address], [transfer.nbytes]
             )
         except Exception as error:  # whatever it is, whoever waits learns it, and the thread goes on
-            transfer.end(str(error))
-            return False
-        if not transfer.batch:
-            transfer.end("the transfer engine does not reach the encoder")
-        return bool(transfer.batch)
+            return str(error)
+        return None if transfer.batch else "the transfer engine does not reach the encoder"
 
     def _has_ended(self, transfer: _Transfer) -> bool:
+        if (fault := self._fault(transfer)) is not None:
+            transfer.end(fault)
+        return fault is not None
+
+    def _fault(self, transfer: _Transfer) -> str | None:
+        """Why a transfer that was begun has failed; empty: it has ended well. None: it goes on."""
         state: int = self._engine.transfer_check_status(transfer.batch)
-        if state == _DONE:
-            transfer.end()
-        elif state:
-            transfer.end(f"the transfer engine answered {state}: the encoder is gone or unreachable")
-        return state != 0
+        if state == _GOES_ON:
+            return None
+        session = transfer.place.session
+        if state != _DONE:
+            self._seconds.pop(session, None)
+            return f"the transfer engine answered {state}: the encoder is gone or unreachable"
+        if transfer.nbytes <= QUICK_BYTES:
+            if len(self._seconds) >= _MOST_SESSIONS:
+                self._seconds.clear()
+            self._seconds[session] = monotonic() - transfer.begun
+        return ""
 
 
 def _address_towards(session: str) -> str:
