@@ -50,8 +50,9 @@ class Server:
 
     def said(self) -> str:
         """What it has printed."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        # By position: the server writes through the same open file, and would go on wherever a seek had left it.
+        log = self._log.fileno()
+        return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
 
     async def printed(self, pattern: str) -> str:
         """Waits for a line, and gives its first group.
