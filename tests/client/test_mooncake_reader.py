@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from time import monotonic
 
 import pytest
@@ -71,10 +72,18 @@ async def read(reader: MooncakeReader, pool: EmbeddingPool, locator: Locator, ti
     return hashlib.sha256(slot.view).digest()
 
 
-async def stop(peer: Peer) -> None:
-    """Until it is told to go on it answers nothing."""
-    peer.process.send_signal(signal.SIGSTOP)
-    await asyncio.to_thread(os.waitid, os.P_PID, peer.process.pid, os.WSTOPPED)
+@asynccontextmanager
+async def reading_from_stopped(peer: Peer, slots: int) -> AsyncIterator[tuple[MooncakeReader, EmbeddingPool]]:
+    """A reader that has read once, and a pool of so many slots; the peer answers nothing until it is told to go on."""
+    pool = EmbeddingPool(slots * SLOT_BYTES)
+    reader = MooncakeReader(pool)
+    try:
+        await read(reader, pool, peer.locator(0))
+        peer.process.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(os.waitid, os.P_PID, peer.process.pid, os.WSTOPPED)
+        yield reader, pool
+    finally:
+        reader.close()
 
 
 async def test_reads_at_the_same_time_do_not_mix(peer: Peer) -> None:
@@ -102,11 +111,7 @@ async def test_one_after_the_other_is_read_by_the_thread_and_by_the_loop(
 
 
 async def test_what_is_not_over_soon_is_left_to_the_thread(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = EmbeddingPool(SLOT_BYTES)
-    reader = MooncakeReader(pool)
-    try:
-        await read(reader, pool, peer.locator(0))
-        await stop(peer)
+    async with reading_from_stopped(peer, 1) as (reader, pool):
         monkeypatch.setattr(mooncake, "QUICK_SECONDS", 0.05)
         slow = asyncio.create_task(read(reader, pool, peer.locator(1)))
         await asyncio.sleep(0)
@@ -114,18 +119,12 @@ async def test_what_is_not_over_soon_is_left_to_the_thread(peer: Peer, monkeypat
         await eventually(lambda: monotonic() > over)
         peer.process.send_signal(signal.SIGCONT)
         assert await slow == hashlib.sha256(bytes([1]) * SLOT_BYTES).digest()
-    finally:
-        reader.close()
 
 
 async def test_a_read_that_is_cancelled_while_the_loop_makes_it_keeps_its_memory(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = EmbeddingPool(SLOT_BYTES)
-    reader = MooncakeReader(pool)
-    try:
-        await read(reader, pool, peer.locator(0))
-        await stop(peer)
+    async with reading_from_stopped(peer, 1) as (reader, pool):
         monkeypatch.setattr(mooncake, "QUICK_SECONDS", 600.0)
         left = asyncio.create_task(read(reader, pool, peer.locator(1)))
         await asyncio.sleep(0)
@@ -135,16 +134,10 @@ async def test_a_read_that_is_cancelled_while_the_loop_makes_it_keeps_its_memory
         assert pool.statistics.used == SLOT_BYTES, "late bytes could hit memory that others have by now"
         peer.process.send_signal(signal.SIGCONT)
         await eventually(lambda: pool.statistics.used == 0)
-    finally:
-        reader.close()
 
 
 async def test_a_transfer_that_hangs_keeps_its_memory_until_it_has_ended(peer: Peer) -> None:
-    pool = EmbeddingPool(4 * SLOT_BYTES)
-    reader = MooncakeReader(pool)
-    try:
-        await read(reader, pool, peer.locator(0))
-        await stop(peer)
+    async with reading_from_stopped(peer, 4) as (reader, pool):
         given_up = asyncio.create_task(read(reader, pool, peer.locator(1)))
         with pytest.raises(TransferStuckError):
             await read(reader, pool, peer.locator(2), timeout=0.3)
@@ -157,8 +150,6 @@ async def test_a_transfer_that_hangs_keeps_its_memory_until_it_has_ended(peer: P
         peer.process.send_signal(signal.SIGCONT)
         await eventually(lambda: pool.statistics.used == 0)
         await read(reader, pool, peer.locator(4))
-    finally:
-        reader.close()
 
 
 async def test_a_peer_that_is_gone_is_an_error_at_once(peer: Peer) -> None:
