@@ -138,7 +138,7 @@ class ArenaPeer:
 
 @contextmanager
 def arena_peer(
-    folder: Path, boot_id: str = BOOT_ID, curve_key: str = "", *, mooncake: bool = False
+    folder: Path, boot_id: str = BOOT_ID, *, curve_key: str = "", mooncake: bool = False
 ) -> Iterator[ArenaPeer]:
     """A peer whose socket is in a new folder."""
     peer = ArenaPeer(folder / "private" / "arena", boot_id, curve_key, mooncake=mooncake)

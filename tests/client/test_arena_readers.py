@@ -10,15 +10,17 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import zmq
 import zmq.auth
+from zmq.utils import z85
 
 from encoder_client import EmbeddingPool
-from encoder_client.transports import Reader, SlotClosedError, TransportError, zeromq_peer
+from encoder_client.transports import Reader, SlotClosedError, TransportError, zeromq_link
 from encoder_client.transports.shared_memory import SharedMemoryReader
 from encoder_client.transports.zeromq import ZeroMqReader
 from encoder_svc.transports.shared_memory import MOST_RECEIVERS
@@ -31,7 +33,10 @@ from tests.waiting import PATIENCE_SECONDS, eventually
 
 POOL_BYTES = 64 << 20
 PATIENCE_MILLISECONDS = int(1000 * PATIENCE_SECONDS)
-READERS: dict[str, Callable[[], Reader]] = {"shared_memory": SharedMemoryReader, "zeromq": ZeroMqReader}
+ENCRYPTED = "zeromq, encrypted"
+
+Serve = Callable[..., AbstractContextManager[ArenaPeer]]
+"""Makes an :func:`arena_peer` in a folder."""
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +46,37 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArenaPeer]:
         yield peer
 
 
-@pytest.fixture(params=READERS)
-async def reader(request: pytest.FixtureRequest) -> Reader:
-    return READERS[request.param]()
+@pytest.fixture(scope="module", params=["shared_memory", "zeromq", ENCRYPTED])
+def way(request: pytest.FixtureRequest) -> str:
+    """How it is read."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def serve(way: str, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    if way != ENCRYPTED:
+        return arena_peer
+    keys = tmp_path_factory.mktemp("keys")
+    zmq.auth.create_certificates(keys, "encoder")
+    return partial(arena_peer, curve_key=str(keys / "encoder.key_secret"))
+
+
+@pytest.fixture(scope="module")
+def served(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArenaPeer]:
+    """A peer that is read in one of the ways, for all tests that leave it as it was."""
+    with serve(tmp_path_factory.mktemp("served")) as peer:
+        yield peer
+
+
+@pytest.fixture
+async def new_reader(way: str) -> Callable[[], Reader]:
+    return SharedMemoryReader if way == "shared_memory" else ZeroMqReader
+
+
+@pytest.fixture
+async def reader(new_reader: Callable[[], Reader]) -> Reader:
+    return new_reader()
 
 
 async def let_go(pool: EmbeddingPool) -> None:
@@ -56,10 +89,11 @@ async def let_go(pool: EmbeddingPool) -> None:
     await eventually(is_empty)
 
 
-async def test_reads_at_the_same_time_do_not_mix(peer: ArenaPeer, reader: Reader) -> None:
+async def test_reads_at_the_same_time_do_not_mix(served: ArenaPeer, reader: Reader) -> None:
     pool = EmbeddingPool(POOL_BYTES)
     reads = [
-        read(reader, pool, peer.chunk(index % SLOTS), peer.locator(reader.name, index % SLOTS)) for index in range(24)
+        read(reader, pool, served.chunk(index % SLOTS), served.locator(reader.name, index % SLOTS))
+        for index in range(24)
     ]
     assert await asyncio.gather(*reads) == [payload_digest(index % SLOTS) for index in range(24)]
     reader.close()
@@ -67,12 +101,12 @@ async def test_reads_at_the_same_time_do_not_mix(peer: ArenaPeer, reader: Reader
 
 
 @pytest.mark.parametrize("wrong", ["key", "generation", "place"])
-async def test_f12_another_slot_than_was_leased_is_not_read(peer: ArenaPeer, reader: Reader, wrong: str) -> None:
-    chunk = peer.chunk(1, generation=2 if wrong == "generation" else 1)
+async def test_f12_another_slot_than_was_leased_is_not_read(served: ArenaPeer, reader: Reader, wrong: str) -> None:
+    chunk = served.chunk(1, generation=2 if wrong == "generation" else 1)
     if wrong == "key":
         chunk.slot_key = bytes(16)
     # Zeroes lie behind every payload here, and a header at no place but a slot's.
-    locator = peer.locator(reader.name, 1)
+    locator = served.locator(reader.name, 1)
     if wrong == "place":
         getattr(locator, reader.name).slot_offset += 64
     with pytest.raises(SlotClosedError):
@@ -80,17 +114,19 @@ async def test_f12_another_slot_than_was_leased_is_not_read(peer: ArenaPeer, rea
     reader.close()
 
 
-async def test_a_slot_outside_the_arena_is_not_read(peer: ArenaPeer, reader: Reader) -> None:
-    locator = peer.locator(reader.name, 1)
+async def test_a_slot_outside_the_arena_is_not_read(served: ArenaPeer, reader: Reader) -> None:
+    locator = served.locator(reader.name, 1)
     getattr(locator, reader.name).slot_offset = 1 << 63
     with pytest.raises(SlotClosedError):
-        await read(reader, EmbeddingPool(POOL_BYTES), peer.chunk(1), locator)
+        await read(reader, EmbeddingPool(POOL_BYTES), served.chunk(1), locator)
     reader.close()
 
 
-async def test_f12_a_slot_that_was_closed_or_used_again_is_not_read(tmp_path: Path, reader: Reader) -> None:
+async def test_f12_a_slot_that_was_closed_or_used_again_is_not_read(
+    tmp_path: Path, serve: Serve, reader: Reader
+) -> None:
     pool = EmbeddingPool(POOL_BYTES)
-    with arena_peer(tmp_path) as peer:
+    with serve(tmp_path) as peer:
         chunk, locator = peer.chunk(2), peer.locator(reader.name, 2)
         assert await read(reader, pool, chunk, locator) == payload_digest(2)
         peer.tell("close 2")
@@ -103,9 +139,9 @@ async def test_f12_a_slot_that_was_closed_or_used_again_is_not_read(tmp_path: Pa
     reader.close()
 
 
-async def test_an_engine_that_is_gone_is_an_error_at_once(tmp_path: Path, reader: Reader) -> None:
+async def test_an_engine_that_is_gone_is_an_error_at_once(tmp_path: Path, serve: Serve, reader: Reader) -> None:
     pool = EmbeddingPool(POOL_BYTES)
-    with arena_peer(tmp_path) as peer:
+    with serve(tmp_path) as peer:
         assert await read(reader, pool, peer.chunk(0), peer.locator(reader.name, 0)) == payload_digest(0)
         peer.process.kill()
         peer.process.wait()
@@ -122,9 +158,9 @@ async def test_an_engine_that_is_gone_is_an_error_at_once(tmp_path: Path, reader
     reader.close()
 
 
-async def test_an_engine_that_hangs_costs_the_time_of_the_read(tmp_path: Path, reader: Reader) -> None:
+async def test_an_engine_that_hangs_costs_the_time_of_the_read(tmp_path: Path, serve: Serve, reader: Reader) -> None:
     pool = EmbeddingPool(POOL_BYTES)
-    with arena_peer(tmp_path) as peer:
+    with serve(tmp_path) as peer:
         peer.stop()
         with pytest.raises(TransportError):
             await read(reader, pool, peer.chunk(0), peer.locator(reader.name, 0), timeout=0.2)
@@ -134,29 +170,31 @@ async def test_an_engine_that_hangs_costs_the_time_of_the_read(tmp_path: Path, r
     reader.close()
 
 
-async def test_a_read_that_is_cancelled_lets_go_and_the_next_one_is_right(peer: ArenaPeer, reader: Reader) -> None:
+async def test_a_read_that_is_cancelled_lets_go_and_the_next_one_is_right(served: ArenaPeer, reader: Reader) -> None:
     pool = EmbeddingPool(2 * SLOT_BYTES)
     for _ in range(20):
-        task = asyncio.create_task(read(reader, pool, peer.chunk(3), peer.locator(reader.name, 3)))
+        task = asyncio.create_task(read(reader, pool, served.chunk(3), served.locator(reader.name, 3)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         del task
-        assert await read(reader, pool, peer.chunk(0), peer.locator(reader.name, 0)) == payload_digest(0)
+        assert await read(reader, pool, served.chunk(0), served.locator(reader.name, 0)) == payload_digest(0)
     reader.close()
 
 
-async def test_f41_two_engines_of_one_host_are_two(tmp_path: Path, reader: Reader) -> None:
+async def test_f41_two_engines_of_one_host_are_two(
+    tmp_path: Path, serve: Serve, reader: Reader, new_reader: Callable[[], Reader]
+) -> None:
     """Each has its own slots under the same keys; a chunk of one, with the place of the other, is not read."""
     pool = EmbeddingPool(POOL_BYTES)
-    with arena_peer(tmp_path / "one", "1" * 32) as one, arena_peer(tmp_path / "two", "2" * 32) as two:
+    with serve(tmp_path / "one", "1" * 32) as one, serve(tmp_path / "two", "2" * 32) as two:
         one.tell("fill 0 2")
         two.tell("fill 0 3")
         for _ in range(2):
             assert await read(reader, pool, one.chunk(0, 2), one.locator(reader.name, 0)) == payload_digest(0, 2)
             assert await read(reader, pool, two.chunk(0, 3), two.locator(reader.name, 0)) == payload_digest(0, 3)
-        stranger = READERS[reader.name]()
+        stranger = new_reader()
         with pytest.raises(TransportError):
             await read(stranger, pool, one.chunk(0, 2), two.locator(reader.name, 0))
         stranger.close()
@@ -190,8 +228,8 @@ def test_a_receiver_cannot_write_the_arena(peer: ArenaPeer) -> None:
 
 
 async def test_f28_an_idle_connection_outlives_its_pings(peer: ArenaPeer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zeromq_peer, "_HEARTBEAT_MILLISECONDS", 100)
-    monkeypatch.setattr(zeromq_peer, "_SILENCE_MILLISECONDS", 10_000)
+    monkeypatch.setattr(zeromq_link, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(zeromq_link, "SILENCE_SECONDS", 10.0)
     reader, pool, locator = ZeroMqReader(), EmbeddingPool(POOL_BYTES), peer.locator("zeromq", 2)
     assert await read(reader, pool, peer.chunk(2), locator) == payload_digest(2)
     connection = reader._peers[locator.zeromq.endpoint, b""]
@@ -204,9 +242,9 @@ async def test_f28_an_idle_connection_outlives_its_pings(peer: ArenaPeer, monkey
 
 
 async def test_a_host_that_is_gone_without_a_word_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zeromq_peer, "_HEARTBEAT_MILLISECONDS", 100)
+    monkeypatch.setattr(zeromq_link, "HEARTBEAT_SECONDS", 0.1)
     # Longer than a machine that is busy keeps the peer from answering the first read.
-    monkeypatch.setattr(zeromq_peer, "_SILENCE_MILLISECONDS", 5_000)
+    monkeypatch.setattr(zeromq_link, "SILENCE_SECONDS", 5.0)
     reader, pool = ZeroMqReader(), EmbeddingPool(POOL_BYTES)
     with arena_peer(tmp_path) as peer:
         assert await read(reader, pool, peer.chunk(0), peer.locator("zeromq", 0)) == payload_digest(0)
@@ -299,15 +337,26 @@ async def test_f14_a_peer_that_sends_other_bytes_than_were_asked_for(frames: tup
     liar.close()
 
 
-async def test_curve_encrypts_and_refuses_who_does_not(tmp_path: Path) -> None:
+async def test_a_peer_that_encrypts_refuses_who_does_not(tmp_path: Path) -> None:
     zmq.auth.create_certificates(tmp_path, "encoder")
     pool = EmbeddingPool(POOL_BYTES)
     with arena_peer(tmp_path, curve_key=str(tmp_path / "encoder.key_secret")) as peer:
         locator = peer.locator("zeromq", 1)
         assert len(locator.zeromq.curve_public_key) == 32
-        reader = ZeroMqReader()
-        assert await read(reader, pool, peer.chunk(1), locator) == payload_digest(1)
         locator.zeromq.curve_public_key = b""
+        reader = ZeroMqReader()
+        with pytest.raises(TransportError):
+            await read(reader, pool, peer.chunk(1), locator)
+        reader.close()
+
+
+async def test_who_encrypts_refuses_a_peer_with_another_key(tmp_path: Path) -> None:
+    zmq.auth.create_certificates(tmp_path, "encoder")
+    pool = EmbeddingPool(POOL_BYTES)
+    with arena_peer(tmp_path, curve_key=str(tmp_path / "encoder.key_secret")) as peer:
+        locator = peer.locator("zeromq", 1)
+        locator.zeromq.curve_public_key = z85.decode(zmq.curve_keypair()[0])
+        reader = ZeroMqReader()
         with pytest.raises(TransportError):
             await read(reader, pool, peer.chunk(1), locator, timeout=1.0)
         reader.close()
