@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import os
 import signal
@@ -16,6 +17,7 @@ from encoder_client import EmbeddingPool
 from encoder_client.checksums import RunningChecksum
 from encoder_client.transports import Reader
 from epd.encoder.v1.embedding_pb2 import Checksum, EmbeddingChunk, LeaseGrant, Locator
+from tests.waiting import eventually
 
 SLOT_BYTES = (2 << 20) + 12_346
 """Of a payload: more than two pieces of ZeroMQ's."""
@@ -160,3 +162,13 @@ async def read(
     slot = (await pool.reserve("prompt", [chunk.nbytes])).take(0)
     await reader.read(chunk, locator, LeaseGrant(), slot, RunningChecksum(Checksum()), timeout)
     return await asyncio.to_thread(lambda: hashlib.sha256(slot.view).digest())
+
+
+async def let_go(pool: EmbeddingPool) -> None:
+    """Nothing keeps a slot, once the loop has let go of what ended its read, and a thread of what it did for it."""
+
+    def is_empty() -> bool:
+        gc.collect()
+        return pool.statistics.used == 0
+
+    await eventually(is_empty)
