@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,17 +91,56 @@ async def test_what_is_written_to_a_view_is_seen_by_nobody_else(target: str) -> 
 
 async def test_its_lease_is_renewed_for_as_long_as_it_is_held(target: str) -> None:
     async with EncoderClient(target) as client:
+        # One that is renewed much later is there first.
+        longer = await client.read_in_place(await ready(client))
         held = await client.read_in_place(await ready(client, LEASE_SECONDS))
-        # Another lease, which nobody renews, is granted later and ends by time: so the first has outlived its own.
+        # Another lease, which nobody renews, is granted later and ends by time: so the one before has outlived its own.
         forgotten = await ready(client, LEASE_SECONDS, content=photo(140, 112))
 
-        async def one_is_left() -> bool:
-            return await leases(client) == 1
+        async def two_are_left() -> bool:
+            return await leases(client) == 2
 
-        await eventually(one_is_left)
+        await eventually(two_are_left)
         with pytest.raises(ReadError):
             await client.renew([forgotten])
         assert held.intact
+        assert longer.intact
+
+
+async def in_a_task(views: list[Any]) -> None:
+    views.clear()
+
+
+async def in_a_callback(views: list[Any]) -> None:
+    asyncio.get_running_loop().call_soon(views.clear)
+
+
+async def in_a_thread(views: list[Any]) -> None:
+    await asyncio.to_thread(views.clear)
+
+
+async def in_a_collection(views: list[Any]) -> None:
+    ring: list[Any] = [*views]
+    ring.append(ring)
+    views.clear()
+    del ring
+    await asyncio.to_thread(gc.collect)
+
+
+@pytest.mark.parametrize("end", [in_a_task, in_a_callback, in_a_thread, in_a_collection])
+async def test_wherever_the_last_views_die_their_leases_are_given_back(
+    target: str, end: Callable[[list[Any]], Awaitable[None]]
+) -> None:
+    async with EncoderClient(target) as client:
+        for _ in range(2):
+            views = [(await client.read_in_place(await ready(client))).numpy() for _ in range(3)]
+            assert await leases(client) == 3
+            await end(views)
+
+            async def none_is_left() -> bool:
+                return await leases(client) == 0
+
+            await eventually(none_is_left)
 
 
 async def test_f12_an_engine_that_dies_ends_it_and_that_is_seen(start_server: StartServer) -> None:
@@ -135,9 +175,8 @@ async def test_a_dead_receivers_leases_end_by_time(target: str) -> None:
         # As if its process had died: nothing is renewed or given back any more.
         in_place = gone._in_place
         assert in_place is not None
-        for hold in in_place._holds.values():
-            assert hold.timer is not None
-            hold.timer.cancel()
+        assert in_place._timer is not None
+        in_place._timer.cancel()
 
         async def none_is_left() -> bool:
             return await leases(other) == 0

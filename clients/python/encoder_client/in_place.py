@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from math import inf
+from threading import get_ident
 from time import monotonic
 
 from encoder_client.embedding import Embedding
@@ -59,19 +63,31 @@ class InPlaceEmbedding(Embedding):
         embedding's by now.
         """
         try:
-            self._arena.check(self.chunk, self._slot_offset)
+            self._arena.recheck(self.chunk, self._slot_offset)
         except SlotClosedError:
             return False
         return True
 
 
+Memory = weakref.ref[ctypes.Array[ctypes.c_char]]
+"""The memory of a slot, which dies with the last view of it."""
+
+
 class _Hold:
     """One lease, until the last view of its bytes is gone."""
 
-    def __init__(self, chunk: EmbeddingChunk, seconds: float) -> None:
+    __slots__ = ("chunk", "expires_at", "memory", "renew_at")
+
+    def __init__(self, chunk: EmbeddingChunk, memory: Memory, seconds: float) -> None:
         self.chunk = chunk
-        self.expires_at = monotonic() + seconds
-        self.timer: asyncio.TimerHandle | None = None
+        self.memory = memory
+        self.lives(seconds)
+
+    def lives(self, seconds: float) -> None:
+        """The lease ends in so many seconds, if it is not renewed."""
+        now = monotonic()
+        self.expires_at = now + seconds
+        self.renew_at = now + seconds * _RENEWED_AT
 
 
 class InPlaceReads:
@@ -90,8 +106,16 @@ class InPlaceReads:
         self._release = release
         self._most_bytes = most_bytes
         self._holds: dict[int, _Hold] = {}
-        self._number = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        """By the identity of the reference to their memory."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all holds: most of them end before they are renewed."""
+        self._next_renewal = inf
+        self._gone: deque[Memory] = deque()
+        self._told = False
+        """The loop has been told of what is gone and has not looked yet."""
+        self._tasks: set[asyncio.Future[None]] = set()
         self.nbytes = 0
         """Of all embeddings that are in place."""
 
@@ -116,7 +140,7 @@ class InPlaceReads:
         """
         begun = monotonic()
         slot_offset = locator.shared_memory.slot_offset
-        arena = await self._reader.arena(chunk, locator, timeout)
+        arena = self._reader.mapped(chunk) or await self._reader.arena(chunk, locator, timeout)
         arena.check(chunk, slot_offset)
         try:
             slot = arena.map_slot(chunk, slot_offset)
@@ -127,33 +151,62 @@ class InPlaceReads:
 
     async def close(self) -> None:
         """Gives all leases back: views that are still there may change from now on."""
-        for number in list(self._holds):
-            self._end(number)
+        if self._timer is not None:
+            self._timer.cancel()
+        for hold in list(self._holds.values()):
+            self._end(hold.memory)
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def _hold(self, chunk: EmbeddingChunk, lease: LeaseGrant, slot: Slot) -> None:
-        self._number += 1
-        number, loop = self._number, asyncio.get_running_loop()
-        hold = self._holds[number] = _Hold(chunk, lease.ttl.ToNanoseconds() / 1e9)
+        if self._loop is None:
+            self._loop, self._thread = asyncio.get_running_loop(), get_ident()
+        memory = weakref.ref(slot.memory, self._is_gone)
+        ttl = lease.ttl
+        hold = self._holds[id(memory)] = _Hold(chunk, memory, ttl.seconds + ttl.nanos / 1e9)
         self.nbytes += chunk.nbytes
-        self._plan(number, hold, hold.expires_at - monotonic())
+        self._plan(hold.renew_at)
 
-        def gone() -> None:
-            # Runs wherever the last view died, also inside a garbage collection.
-            with suppress(RuntimeError):  # the loop is closed: the lease runs out by itself
-                loop.call_soon_threadsafe(self._end, number)
+    def _is_gone(self, memory: Memory) -> None:
+        # Runs wherever the last view died, also inside a garbage collection: it only notes that, and tells the loop.
+        self._gone.append(memory)
+        if self._told:
+            return
+        self._told = True
+        loop = self._loop
+        assert loop is not None
+        if get_ident() == self._thread and asyncio.current_task(loop) is not None:
+            # Inside a task: the loop looks at what is ready before it sleeps again.
+            loop.call_soon(self._collect)
+            return
+        # It may be asleep, or on its way there: the garbage is collected between any two steps of it, too.
+        with suppress(RuntimeError):  # it is closed: the lease runs out by itself
+            loop.call_soon_threadsafe(self._collect)
 
-        weakref.finalize(slot.memory, gone).atexit = False
+    def _collect(self) -> None:
+        self._told = False
+        while self._gone:
+            self._end(self._gone.popleft())
 
-    def _plan(self, number: int, hold: _Hold, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        hold.timer = loop.call_later(seconds * _RENEWED_AT, lambda: self._start(self._extend(number, hold)))
+    def _plan(self, time: float) -> None:
+        if time < self._next_renewal:
+            assert self._loop is not None
+            if self._timer is not None:
+                self._timer.cancel()
+            self._next_renewal = time
+            self._timer = self._loop.call_later(max(0.0, time - monotonic()), self._renew_due)
 
-    async def _extend(self, number: int, hold: _Hold) -> None:
+    def _renew_due(self) -> None:
+        self._timer, self._next_renewal, now = None, inf, monotonic()
+        for hold in self._holds.values():
+            if hold.renew_at <= now:
+                hold.renew_at = inf  # until there is an answer
+                self._start(self._extend(hold))
+        self._plan(min((hold.renew_at for hold in self._holds.values()), default=inf))
+
+    async def _extend(self, hold: _Hold) -> None:
         try:
-            seconds = await self._renew(hold.chunk)
-            hold.expires_at = monotonic() + seconds
+            hold.lives(await self._renew(hold.chunk))
         except ReadError as error:
             logger.warning("an embedding in place is lost: %s", error)
             return
@@ -162,16 +215,15 @@ class InPlaceReads:
             logger.warning("the lease of an embedding in place was not renewed, it has %.0f s: %s", seconds, error)
             if seconds <= 0:
                 return
-        if number in self._holds:
-            self._plan(number, hold, seconds)
+            hold.lives(seconds)
+        if id(hold.memory) in self._holds:
+            self._plan(hold.renew_at)
 
-    def _end(self, number: int) -> None:
-        hold = self._holds.pop(number, None)
+    def _end(self, memory: Memory) -> None:
+        hold = self._holds.pop(id(memory), None)
         if hold is None:
             return
         self.nbytes -= hold.chunk.nbytes
-        if hold.timer is not None:
-            hold.timer.cancel()
         self._start(self._release(hold.chunk))
 
     def _start(self, work: Awaitable[None]) -> None:

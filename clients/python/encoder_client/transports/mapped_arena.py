@@ -19,6 +19,7 @@ from epd import arena_socket, slot_header
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 
 _HOST_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 _CLOSED = "the slot is not open any more"
 
 
@@ -119,13 +120,10 @@ class MappedArena:
         Raises:
             OSError: the process has too many mappings or descriptors.
         """
-        start = slot_offset + slot_header.SIZE
-        first = start - start % mmap.ALLOCATIONGRANULARITY
-        pages = mmap.mmap(
-            self.descriptor, start + chunk.nbytes - first, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE,
-            offset=first,
-        )  # fmt: skip
-        memory = (ctypes.c_char * chunk.nbytes).from_buffer(pages, start - first)
+        nbytes, start = chunk.nbytes, slot_offset + slot_header.SIZE
+        before = start % mmap.ALLOCATIONGRANULARITY
+        pages = mmap.mmap(self.descriptor, before + nbytes, mmap.MAP_PRIVATE, _WRITABLE, offset=start - before)
+        memory = (ctypes.c_char * nbytes).from_buffer(pages, before)
         return Slot(memory, ctypes.addressof(memory))
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class SharedMemoryReader:
     ) -> None:
         """See :class:`~encoder_client.transports.Reader`."""
         slot_offset = locator.shared_memory.slot_offset
-        arena = self._mapped(chunk) or await self.arena(chunk, locator, timeout)
+        arena = self.mapped(chunk) or await self.arena(chunk, locator, timeout)
         arena.check(chunk, slot_offset)
         if chunk.nbytes <= COPIED_AT_ONCE:
             arena.copy(chunk, slot_offset, slot)
@@ -61,7 +61,7 @@ class SharedMemoryReader:
         Raises:
             TransportError: it cannot be had.
         """
-        arena = self._mapped(chunk)
+        arena = self.mapped(chunk)
         if arena is not None:
             return arena
         boot_id = chunk.encoder.engine_boot_id
@@ -73,7 +73,8 @@ class SharedMemoryReader:
         # Others may wait for it too: whoever is cancelled leaves it to them.
         return await asyncio.shield(opening)
 
-    def _mapped(self, chunk: EmbeddingChunk) -> MappedArena | None:
+    def mapped(self, chunk: EmbeddingChunk) -> MappedArena | None:
+        """The arena that a chunk's slot is in, if it is mapped already."""
         boot_id = chunk.encoder.engine_boot_id
         arena = self._arenas.get(boot_id)
         if arena is not None:
