@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from time import perf_counter
+from typing import Any
 
 import grpc
 import numpy as np
@@ -13,7 +14,10 @@ from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports.mapped_arena import MappedArena
 from encoder_client.transports.mooncake import MooncakeReader
 from encoder_svc.bench.transport_peer import PIECE_BYTES, RAW_METHOD, TransportPeer
+from epd import slot_header
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
+from epd.encoder.v1.encoder_service_pb2 import FetchRequest
+from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceStub
 
 RawRead = Callable[[EmbeddingChunk, Slot], Awaitable[float]]
 """Moves as many bytes as a chunk has into a slot, checks nothing, and tells the seconds that it took."""
@@ -34,7 +38,8 @@ class RawLoops:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.REQ)
         self._socket.linger = 0
         self._socket.connect(peer.raw_zeromq)
-        self._channel = grpc.aio.insecure_channel(peer.grpc_target)
+        self._channel = grpc.aio.insecure_channel(peer.raw_grpc_target)
+        self._stub: Any = EncoderServiceStub(self._channel)
         self._stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             RAW_METHOD, request_serializer=None, response_deserializer=None
         )
@@ -78,11 +83,19 @@ class RawLoops:
             self._socket.recv_into(view[place : place + piece])
         return perf_counter() - begun
 
-    async def grpc_stream(self, chunk: EmbeddingChunk, slot: Slot) -> float:
-        """A stream of bytes in pieces of the same size, which go nowhere."""
+    async def grpc_messages(self, chunk: EmbeddingChunk, slot: Slot) -> float:
+        """The stub and the servicer that protoc generates: the same messages, which go nowhere."""
+        start = _payload_start(chunk)
         begun = perf_counter()
-        call = self._stream(b"%d" % chunk.nbytes)
-        async for _ in call:
+        async for _ in self._stub.Fetch(FetchRequest(offset=start, length=chunk.nbytes)):
+            pass
+        return perf_counter() - begun
+
+    async def grpc_bytes(self, chunk: EmbeddingChunk, slot: Slot) -> float:
+        """A stream of bytes without a message, in pieces of the same size, which go nowhere."""
+        start = _payload_start(chunk)
+        begun = perf_counter()
+        async for _ in self._stream(b"%d %d" % (start, chunk.nbytes)):
             pass
         return perf_counter() - begun
 
@@ -93,3 +106,9 @@ class RawLoops:
         self._socket.close()
         self._context.term()
         await self._channel.close(None)
+
+
+def _payload_start(chunk: EmbeddingChunk) -> int:
+    """Where a chunk's bytes begin in the peer's arena."""
+    place = next(locator.shared_memory for locator in chunk.locators if locator.HasField("shared_memory"))
+    return place.slot_offset + slot_header.SIZE

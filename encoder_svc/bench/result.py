@@ -283,6 +283,9 @@ class TransportFigures(_Model):
     raw_one_frame_gigabytes_per_second: float | None
     """ZeroMQ only: a raw pair that sends the whole as one frame."""
     ratio_to_one_frame: float | None
+    raw_bytes_gigabytes_per_second: float | None = None
+    """In band only: a raw stream of bytes in pieces as large, without the messages that they come in."""
+    ratio_to_bytes: float | None = None
 
     @property
     def name(self) -> str:

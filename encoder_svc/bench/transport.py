@@ -34,6 +34,7 @@ from encoder_svc.bench.result import Chart, FloorCheck, Series, TransportFigures
 from encoder_svc.bench.run import Measurement
 from encoder_svc.bench.transport_peer import Slots, TransportPeer
 from encoder_svc.errors import SetupError
+from encoder_svc.heap import keep_large_blocks
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 
 IN_PLACE = "shared_memory_in_place"
@@ -66,6 +67,9 @@ async def measure_transport(run: Measurement, options: TransportOptions) -> Tran
         pool = EmbeddingPool(max(options.sizes))
         async with _readers(options.transports, pool, peer) as (readers, raw):
             for name, reader in readers.items():
+                if name == InlineReader.name:
+                    # Else it depends on what the process has freed before whether each piece is faulted in anew.
+                    keep_large_blocks()
                 for slots in peer.slots:
                     with run.display.stage(f"{name}, {shown_bytes(slots.nbytes)}", options.rounds) as advance:
                         slot = (await pool.reserve("bench", [slots.nbytes])).take(0)
@@ -107,17 +111,17 @@ async def _readers(
         await channel.close(None)
 
 
-def _raw_loops(name: str, raw: RawLoops) -> tuple[RawRead, ...]:
-    """The raw loop that a transport is compared with first, then others."""
+def _raw_loops(name: str, raw: RawLoops) -> dict[str, RawRead]:
+    """What a transport is compared with, first what its floor is of."""
     match name:
         case "shared_memory" | "shared_memory_in_place":
-            return (raw.memcpy,)
+            return {"memcpy": raw.memcpy}
         case "mooncake":
-            return (raw.mooncake,)
+            return {"blocking": raw.mooncake}
         case "zeromq":
-            return raw.zeromq, raw.zeromq_one_frame
+            return {"frames": raw.zeromq, "one_frame": raw.zeromq_one_frame}
         case _:
-            return (raw.grpc_stream,)
+            return {"messages": raw.grpc_messages, "bytes": raw.grpc_bytes}
 
 
 class _InPlace:
@@ -158,7 +162,7 @@ class _InPlace:
 class _Turns:
     """One transport and its raw loops on slots of one size, in turns."""
 
-    def __init__(self, reader: Reader, raw: Sequence[RawRead], slots: Slots, slot: Slot) -> None:
+    def __init__(self, reader: Reader, raw: dict[str, RawRead], slots: Slots, slot: Slot) -> None:
         self._reader = reader
         self._raw = raw
         self._slots = slots
@@ -166,11 +170,12 @@ class _Turns:
         self._number = 0
         self._warm = False
         self._seconds: list[float] = []
-        self._raw_seconds: list[list[float]] = [[] for _ in raw]
+        self._raw_seconds: dict[str, list[float]] = {name: [] for name in raw}
 
     async def take(self) -> None:
         moved = max(1, BATCH_BYTES // self._slots.nbytes)
-        for read, seconds in zip((self._read, *self._raw), (self._seconds, *self._raw_seconds), strict=True):
+        sides = ((self._read, self._seconds), *((self._raw[name], self._raw_seconds[name]) for name in self._raw))
+        for read, seconds in sides:
             in_place = read == self._read and isinstance(self._reader, _InPlace)
             reads = BATCH_READS if in_place else min(BATCH_READS, moved)
             # The engine of Mooncake is set up by its first read.
@@ -181,17 +186,21 @@ class _Turns:
 
     def figures(self, name: str) -> TransportFigures:
         nbytes = self._slots.nbytes
-        rate, *raw = (nbytes / median(seconds) / 1e9 for seconds in (self._seconds, *self._raw_seconds))
+        rate = nbytes / median(self._seconds) / 1e9
+        raw = {name: nbytes / median(seconds) / 1e9 for name, seconds in self._raw_seconds.items()}
+        first, one_frame, no_message = next(iter(raw.values())), raw.get("one_frame"), raw.get("bytes")
         return TransportFigures(
             transport=name,
             nbytes=nbytes,
             gigabytes_per_second=rate,
-            raw_gigabytes_per_second=raw[0],
-            ratio=rate / raw[0],
+            raw_gigabytes_per_second=first,
+            ratio=rate / first,
             checksum=self._reader.needs_checksum,
             milliseconds=1000 * median(self._seconds),
-            raw_one_frame_gigabytes_per_second=raw[1] if len(raw) > 1 else None,
-            ratio_to_one_frame=rate / raw[1] if len(raw) > 1 else None,
+            raw_one_frame_gigabytes_per_second=one_frame,
+            ratio_to_one_frame=rate / one_frame if one_frame else None,
+            raw_bytes_gigabytes_per_second=no_message,
+            ratio_to_bytes=rate / no_message if no_message else None,
         )
 
     def _next(self) -> EmbeddingChunk:

@@ -1,7 +1,8 @@
 """The encoder's side of ``bench transport``: an arena with filled slots, served as an engine and a front serve it.
 
 Run as ``python -m encoder_svc.bench.transport_peer``, it serves until its standard input ends. Beside the real halves
-it has those of the raw loops: a ZeroMQ socket and a gRPC stream that do nothing but send.
+it has those of the raw loops, which do nothing but send: a ZeroMQ socket, and a gRPC server as the generated classes
+make it, with a stream of bytes without a message beside.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -43,7 +44,8 @@ from epd.encoder.v1.embedding_pb2 import (
     LeaseGrant,
     Locator,
 )
-from epd.encoder.v1.encoder_service_pb2 import TransportInfo
+from epd.encoder.v1.encoder_service_pb2 import FetchRequest, FetchResponse, TransportInfo
+from epd.encoder.v1.encoder_service_pb2_grpc import EncoderServiceServicer, add_EncoderServiceServicer_to_server
 from epd.internal.v1.engine_pb2 import ConfigureEngine
 
 SLOTS_BYTES = 192 << 20
@@ -89,6 +91,8 @@ class TransportPeer:
         self.reasons: dict[str, str] = {}
         """Why a transport does not work here, by its name."""
         self.grpc_target = ""
+        self.raw_grpc_target = ""
+        """Of the raw streams."""
         self.raw_zeromq = ""
         """Where the raw pair's other end is."""
 
@@ -122,7 +126,8 @@ class TransportPeer:
             said = self._log.read().decode(errors="replace").strip().splitlines()
             raise SetupError(f"the peer to be read from ended; it said: {said[-1] if said else 'nothing'}")
         told: dict[str, Any] = json.loads(line)
-        self.grpc_target, self.raw_zeromq, self.reasons = told["grpc_target"], told["raw_zeromq"], told["reasons"]
+        self.grpc_target, self.raw_grpc_target = told["grpc_target"], told["raw_grpc_target"]
+        self.raw_zeromq, self.reasons = told["raw_zeromq"], told["reasons"]
         chunks = [EmbeddingChunk.FromString(bytes.fromhex(text)) for text in told["chunks"]]
         self.slots = [Slots(size, [chunk for chunk in chunks if chunk.nbytes == size]) for size in self._sizes]
 
@@ -167,13 +172,18 @@ async def _serve(socket_path: str, sizes: Sequence[int]) -> None:
     settings = Settings(model=Path())
     servicer = EncoderServicer(runtime, settings, EncoderCallers(settings))
     add_encoder_servicer(servicer, handlers)
-    raw = grpc.unary_stream_rpc_method_handler(_stream(arena))
-    service_name, method = RAW_METHOD.lstrip("/").split("/")
-    handlers.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, {method: raw}),))
     port = server.add_insecure_port(f"{_HOST}:0")
     await server.start()
+    raw_server = grpc.aio.server()
+    add_EncoderServiceServicer_to_server(_RawServicer(arena), raw_server)
+    service_name, method = RAW_METHOD.lstrip("/").split("/")
+    raw = grpc.unary_stream_rpc_method_handler(_stream(arena))
+    raw_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, {method: raw}),))
+    raw_port = raw_server.add_insecure_port(f"{_HOST}:0")
+    await raw_server.start()
     told = {
         "grpc_target": f"{_HOST}:{port}",
+        "raw_grpc_target": f"{_HOST}:{raw_port}",
         "raw_zeromq": _serve_raw_zeromq(arena),
         "reasons": {_name(info): info.reason for info in service.transports if not info.available},
         "chunks": [chunk.SerializeToString().hex() for chunk in chunks],
@@ -182,6 +192,7 @@ async def _serve(socket_path: str, sizes: Sequence[int]) -> None:
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.read)
     await server.stop(None)
+    await raw_server.stop(None)
 
 
 def _fill(
@@ -222,12 +233,38 @@ def _slot_offset(chunk: EmbeddingChunk) -> int:
     return next(place.shared_memory.slot_offset for place in chunk.locators if place.HasField("shared_memory"))
 
 
+class _RawServicer(EncoderServiceServicer):
+    """``Fetch`` as it is written on the generated classes: messages from the arena, no lease, no check.
+
+    Args:
+        arena: what is sent; the requests' ``offset`` is there.
+    """
+
+    def __init__(self, arena: SharedMemory) -> None:
+        self._view = arena.view
+
+    async def Fetch(  # noqa: N802 # the name of the call
+        self, request: FetchRequest, context: Any
+    ) -> AsyncIterator[FetchResponse]:
+        for piece in _pieces(self._view, request.offset, request.length):
+            yield FetchResponse(data=piece)
+
+
 def _stream(arena: SharedMemory) -> Any:
-    async def stream(request: bytes, context: Any) -> None:
-        for start in range(0, int(request), PIECE_BYTES):
-            await context.write(bytes(arena.view[start : min(start + PIECE_BYTES, int(request))]))
+    """Answers a request of two numbers by that many bytes of the arena from there, in no message."""
+
+    async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        start, nbytes = map(int, request.split())
+        for piece in _pieces(arena.view, start, nbytes):
+            yield piece
 
     return stream
+
+
+def _pieces(view: memoryview, start: int, nbytes: int) -> Iterator[bytes]:
+    end = start + nbytes
+    for place in range(start, end, PIECE_BYTES):
+        yield bytes(view[place : min(place + PIECE_BYTES, end)])
 
 
 def _serve_raw_zeromq(arena: SharedMemory) -> str:

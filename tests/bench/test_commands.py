@@ -195,6 +195,12 @@ def test_transport(tmp_path: Path) -> None:
         assert one.ratio == pytest.approx(one.gigabytes_per_second / one.raw_gigabytes_per_second)
         assert one.checksum == (not one.transport.startswith("shared_memory"))
         assert (one.raw_one_frame_gigabytes_per_second is not None) == (one.transport == "zeromq")
+        assert (one.raw_bytes_gigabytes_per_second is not None) == (one.transport == "inline")
+        for raw, ratio in (
+            (one.raw_one_frame_gigabytes_per_second, one.ratio_to_one_frame),
+            (one.raw_bytes_gigabytes_per_second, one.ratio_to_bytes),
+        ):
+            assert ratio == (None if raw is None else pytest.approx(one.gigabytes_per_second / raw))
     assert plot.read_bytes().startswith(PNG)
 
 
