@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from random import Random
 
+import psutil
 import pytest
 import xxhash
 
@@ -90,6 +91,17 @@ async def test_f11_releases_in_any_order_late_and_twice_free_each_lease_once(
             (chunk.leases[0].lease_id, HELD) for chunk in kept
         ]
     await eventually(lambda: is_idle(mooncake_server))
+
+
+async def test_a_lease_that_nobody_reads_goes_back_to_a_server_that_stood_still(
+    mooncake_server: ServerProcess,
+) -> None:
+    """Whoever lets go of it goes on meanwhile."""
+    async with EncoderClient(mooncake_server.target, ClientSettings(transports=("inline",))) as client:
+        chunk = await ready_at(client, [], None)
+        with mooncake_server.held(psutil.Process(mooncake_server.process.pid)):
+            await client.abandon([chunk])
+        await eventually(lambda: is_idle(mooncake_server))
 
 
 async def leased(server: ServerProcess, count: int) -> bool:

@@ -1,4 +1,4 @@
-"""How leases are given back: at once without load, many in one call with it."""
+"""How leases are given back: at once without load, many in one call with it, and behind who does not wait for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from encoder_client.errors import EncoderError
-from encoder_client.releases import ReleaseBatcher
+from encoder_client.releases import MOST_UNREAD, ReleaseBatcher, Releases
 from encoder_client.stub import EncoderStub
 from epd.encoder.v1 import encoder_service_pb2 as pb
-from epd.encoder.v1.encoder_service_pb2 import LEASE_STATE_HELD, READ_OUTCOME_OK
+from epd.encoder.v1.encoder_service_pb2 import LEASE_STATE_HELD, READ_OUTCOME_ABANDONED, READ_OUTCOME_OK
 from tests.client.scripted_encoder import ScriptedEncoder
 from tests.waiting import PATIENCE_SECONDS, eventually
 
@@ -49,7 +49,7 @@ async def channel(encoder: SlowEncoder) -> AsyncIterator[grpc.aio.Channel]:
 
 @pytest.fixture
 async def releases(channel: grpc.aio.Channel) -> ReleaseBatcher:
-    return ReleaseBatcher(EncoderStub(channel), timeout=60.0)
+    return ReleaseBatcher(EncoderStub(channel), channel, timeout=60.0)
 
 
 async def test_what_ends_during_a_call_goes_together_in_the_next(
@@ -111,3 +111,40 @@ async def test_a_channel_that_is_closed_meanwhile_is_an_error_of_the_release(
         await released
     with pytest.raises(EncoderError, match="CANCELLED: the lease was not given back"):
         await later
+
+
+async def test_a_server_that_stands_still_gets_unread_leases_back_when_it_goes_on(
+    encoder: SlowEncoder, channel: grpc.aio.Channel
+) -> None:
+    """Who lets go of them goes on meanwhile, and a read that wants its answer does not wait for them."""
+    releases = Releases(EncoderStub(channel), channel, timeout=60.0)
+    await releases.give_back(b"a", READ_OUTCOME_ABANDONED)
+    assert encoder.calls == [[b"a"]]
+    assert not encoder.given_back
+    read = asyncio.create_task(releases.confirm(b"b", READ_OUTCOME_OK))
+    await eventually(lambda: encoder.calls == [[b"a"], [b"b"]])
+    encoder.answers.release()
+    encoder.answers.release()
+    assert await read == LEASE_STATE_HELD
+    await eventually(lambda: encoder.given_back == {b"a", b"b"})
+    await releases.close()
+
+
+async def test_unread_leases_that_wait_are_bounded_and_end_with_the_client(
+    encoder: SlowEncoder, channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "encoder_client")
+    releases = Releases(EncoderStub(channel), channel, timeout=0.1)
+    others = asyncio.all_tasks()
+    leases = [b"%d" % number for number in range(MOST_UNREAD + 1)]
+    await asyncio.gather(*(releases.give_back(lease, READ_OUTCOME_ABANDONED) for lease in leases))
+    assert "too many are on their way" in caplog.text
+    assert leases[-1] not in {lease for call in encoder.calls for lease in call}
+    await asyncio.wait_for(releases.close(), PATIENCE_SECONDS)
+    await channel.close(None)
+    await eventually(lambda: not client_tasks(others))
+
+
+def client_tasks(others: set[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
+    """Those that are not gRPC's own, and were not there before."""
+    return [task for task in asyncio.all_tasks() - others if "encoder_client" in str(task.get_coro())]

@@ -10,12 +10,12 @@ import grpc
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from encoder_client.client_settings import ClientSettings
-from encoder_client.releases import ReleaseBatcher
+from encoder_client.releases import Releases
 from encoder_client.stub import EncoderStub, Metadata
 from epd.encoder.v1.embedding_pb2 import EncoderRef
 
 RELEASE_SECONDS = 5.0
-"""That giving a lease back may take, at most."""
+"""That the answer to the release of what was read may take, at most."""
 
 _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", -1),
@@ -38,7 +38,7 @@ class _Encoder:
     Args:
         channels: at least one. Calls take turns on them.
         metadata: goes with each call.
-        release_timeout: seconds that giving a lease back may take.
+        release_timeout: seconds that the release of what was read may take.
     """
 
     def __init__(self, channels: Sequence[grpc.aio.Channel], metadata: Metadata, release_timeout: float) -> None:
@@ -47,7 +47,7 @@ class _Encoder:
         self.instance_id = ""
         self._stubs = [EncoderStub(channel, metadata) for channel in channels]
         self._turns = cycle(self._stubs)
-        self.releases = ReleaseBatcher(self._stubs[0], release_timeout)
+        self.releases = Releases(self._stubs[0], channels[0], release_timeout)
 
     @property
     def stub(self) -> EncoderStub:
@@ -122,7 +122,7 @@ class Connections:
         """The calls of the encoder that holds an embedding."""
         return self.stub(self._target_of(encoder))
 
-    def releases_of(self, encoder: EncoderRef) -> ReleaseBatcher:
+    def releases_of(self, encoder: EncoderRef) -> Releases:
         """Where leases of that encoder are given back."""
         return self._encoder(self._target_of(encoder)).releases
 

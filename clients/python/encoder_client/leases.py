@@ -58,12 +58,12 @@ class Leases:
         """Gives back the lease of an embedding that was used. If that fails, it runs out by itself."""
         lease = chunk_checks.lease_of(chunk, self._receiver)
         with suppress(EncoderError):
-            await self._connections.releases_of(chunk.encoder).release(lease.lease_id, ReadOutcome.READ_OUTCOME_OK)
+            await self._connections.releases_of(chunk.encoder).confirm(lease.lease_id, ReadOutcome.READ_OUTCOME_OK)
 
     async def abandon(self, chunks: Sequence[EmbeddingChunk]) -> None:
         """See :meth:`EncoderClient.abandon`."""
         waits = [
-            self._connections.releases_of(chunk.encoder).release(lease.lease_id, ReadOutcome.READ_OUTCOME_ABANDONED)
+            self._connections.releases_of(chunk.encoder).give_back(lease.lease_id, ReadOutcome.READ_OUTCOME_ABANDONED)
             for chunk in chunks
             for lease in chunk.leases
             if lease.receiver_id == self._receiver

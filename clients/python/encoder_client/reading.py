@@ -12,7 +12,7 @@ from encoder_client.checksums import UNCHECKED, RunningChecksum
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderError, ReadError
 from encoder_client.pool.embedding_pool import Slot
-from encoder_client.releases import ReleaseBatcher
+from encoder_client.releases import Releases
 from encoder_client.transport_choice import TransportChoice
 from encoder_client.transports import SlotClosedError, TransferStuckError, TransportError
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant
@@ -40,7 +40,7 @@ class ChunkReader:
         names: Sequence[str],
         receiver: str,
         expected_fingerprint: bytes,
-        releases: ReleaseBatcher,
+        releases: Releases,
     ) -> None:
         self._choice = choice
         self._names = names
@@ -73,11 +73,11 @@ class ChunkReader:
             chunk_checks.check_fingerprint(chunk, self._expected_fingerprint)
             transport, slot, outcome = await self._read_and_check(chunk, lease, slot, timeout)
         except BaseException:
-            await asyncio.shield(self._give_back(lease, outcome))
+            await asyncio.shield(self._releases.give_back(lease.lease_id, outcome))
             raise
         seconds = monotonic() - begun
         if transport is None:
-            await self._give_back(lease, outcome)
+            await self._releases.give_back(lease.lease_id, outcome)
             if outcome == ReadOutcome.READ_OUTCOME_CORRUPT:
                 raise ReadError(f"the bytes of part {chunk.part_idx} do not have its checksum")
             raise ReadError(f"no transport delivered part {chunk.part_idx}; the log says why each failed")
@@ -126,15 +126,9 @@ class ChunkReader:
     async def _confirm(self, chunk: EmbeddingChunk, lease: LeaseGrant, outcome: ReadOutcome) -> None:
         """Releases the lease: only the answer tells that nobody reused the memory during the read."""
         try:
-            state = await self._releases.release(lease.lease_id, outcome)
+            state = await self._releases.confirm(lease.lease_id, outcome)
         except EncoderError as error:
             raise ReadError(f"the encoder did not confirm the read of part {chunk.part_idx}: {error}") from None
         if state not in _GOOD:
             name = LeaseState.Name(state).removeprefix("LEASE_STATE_")
             raise ReadError(f"the lease of part {chunk.part_idx} ended before the read did ({name}); ask for it again")
-
-    async def _give_back(self, lease: LeaseGrant, outcome: ReadOutcome) -> None:
-        try:
-            await self._releases.release(lease.lease_id, outcome)
-        except EncoderError as error:
-            logger.info("a lease could not be given back, it will run out by itself: %s", error)

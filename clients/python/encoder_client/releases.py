@@ -2,11 +2,15 @@
 
 A ``Release`` of its own for every read costs more than the read of a small embedding. So there is one call at a time:
 a lease goes at once if none went shortly before; those that end while a call is under way go together in the next.
+
+Leases that nobody will read have calls of their own. Who lets go of one waits for a moment only, and the call goes on
+behind him: a server that stands still for some seconds gets it back when it goes on, and no read waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 import grpc
@@ -17,11 +21,18 @@ from encoder_client.stub import EncoderStub
 from epd.encoder.v1 import encoder_service_pb2 as service
 from epd.encoder.v1.encoder_service_pb2 import LeaseState, ReadOutcome
 
+logger = logging.getLogger("encoder_client")
+
 SPACING_SECONDS = 0.002
 """Between the beginnings of two calls, at least."""
-ABANDON_SECONDS = 0.5
-"""That giving back a lease may take whose read came to nothing: it runs out by itself, and somebody may wait to try
-elsewhere."""
+LONGEST_PAUSE_SECONDS = 1.0
+"""Between two tries of a call."""
+UNREAD_WAIT_SECONDS = 0.5
+"""That who gives back an unread lease waits for it: he may want to try elsewhere."""
+UNREAD_SECONDS = 30.0
+"""That a call with unread leases may take behind him: half of a lease's time, by the default of servers."""
+MOST_UNREAD = 4096
+"""Unread leases on their way to one server. Those beyond them run out by themselves."""
 MAX_LEASES = 1024
 """Of one ``ReleaseRequest``, by the contract."""
 
@@ -40,11 +51,14 @@ class ReleaseBatcher:
 
     Args:
         stub: the server.
-        timeout: seconds that a release may take, with its retries. It is idempotent, so a lost answer does no harm.
+        channel: of the stub.
+        timeout: seconds that a call may take, with its retries. It is idempotent, so a lost answer does no harm. It is
+            not tried again where nobody listens any more: the leases went with the server.
     """
 
-    def __init__(self, stub: EncoderStub, timeout: float) -> None:
+    def __init__(self, stub: EncoderStub, channel: grpc.aio.Channel, timeout: float) -> None:
         self._stub = stub
+        self._channel = channel
         self._timeout = timeout
         self._pending: list[_Wish] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -73,11 +87,19 @@ class ReleaseBatcher:
             self._plan(loop)
         return await wish.answer
 
-    async def close(self) -> None:
-        """Sends what is pending and waits for the answers, not for those to what is given back meanwhile."""
+    async def close(self, patience: float | None = None) -> None:
+        """Sends what is pending and waits for the answers, not for those to what is given back meanwhile.
+
+        Args:
+            patience: seconds to wait; what is under way then fails. None: as long as the calls take.
+        """
         self._flush()
-        if self._flights:
-            await asyncio.wait(self._flights)
+        flights = set(self._flights)
+        if flights:
+            _, late = await asyncio.wait(flights, timeout=patience)
+            for flight in late:
+                flight.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     def _flush(self) -> None:
         if self._timer is not None:
@@ -127,14 +149,61 @@ class ReleaseBatcher:
 
     async def _call(self, request: service.ReleaseRequest) -> service.ReleaseResponse:
         loop = asyncio.get_running_loop()
-        good = any(lease.outcome == ReadOutcome.READ_OUTCOME_OK for lease in request.leases)
-        end = loop.time() + (self._timeout if good else min(self._timeout, ABANDON_SECONDS))
+        end = loop.time() + self._timeout
         pause = 0.01
         while True:
             try:
                 return await answer(self._stub.release(request, timeout=max(0.001, end - loop.time())))
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _RETRIED or loop.time() + pause >= end:
+                unreachable = self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+                if error.code() not in _RETRIED or unreachable or loop.time() + pause >= end:
                     raise from_rpc_error(error) from None
             await asyncio.sleep(pause)
-            pause *= 2
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+class Releases:
+    """The leases of one server, given back: those whose read must be confirmed, and those that nobody will read.
+
+    Args:
+        stub: the server.
+        channel: of the stub.
+        timeout: seconds that a confirmation may take.
+    """
+
+    def __init__(self, stub: EncoderStub, channel: grpc.aio.Channel, timeout: float) -> None:
+        self._timeout = timeout
+        self._read = ReleaseBatcher(stub, channel, timeout)
+        self._unread = ReleaseBatcher(stub, channel, UNREAD_SECONDS)
+        self._returns: set[asyncio.Task[LeaseState]] = set()
+
+    async def confirm(self, lease_id: bytes, outcome: ReadOutcome) -> LeaseState:
+        """Gives back the lease of what was read: see :meth:`ReleaseBatcher.release`."""
+        return await self._read.release(lease_id, outcome)
+
+    async def give_back(self, lease_id: bytes, outcome: ReadOutcome) -> None:
+        """Gives back a lease that nobody reads by. Cancelling this does not cancel that.
+
+        It waits for a moment. What has not gone back by then goes on, until the server has answered, cannot be reached,
+        takes too long, or :meth:`close` has waited for it; then the lease runs out by itself.
+        """
+        if len(self._returns) >= MOST_UNREAD:
+            logger.info("a lease is not given back, it will run out by itself: too many are on their way")
+            return
+        task = asyncio.create_task(self._unread.release(lease_id, outcome))
+        self._returns.add(task)
+        task.add_done_callback(self._returned)
+        await asyncio.wait([task], timeout=UNREAD_WAIT_SECONDS)
+
+    async def close(self) -> None:
+        """Sends what is pending, and waits for the answers as long as a confirmation may take."""
+        await asyncio.gather(self._read.close(), self._unread.close(self._timeout))
+        late = list(self._returns)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    def _returned(self, task: asyncio.Task[LeaseState]) -> None:
+        self._returns.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.info("a lease could not be given back, it will run out by itself: %s", error)
