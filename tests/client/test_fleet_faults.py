@@ -7,7 +7,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import pytest
@@ -26,6 +26,7 @@ from encoder_client import (
     PartCancelled,
     PartFailed,
     Ready,
+    connections,
     image,
 )
 from encoder_client.errors import EncoderError, PartError
@@ -34,6 +35,7 @@ from tests.client.unreliable_encoder import Fate, UnreliableEncoder, payload_of
 from tests.waiting import PATIENCE_SECONDS, eventually
 
 TIMEOUT = 150.0
+LONG = 10 * PATIENCE_SECONDS
 # A part that two encoders failed to make is taken for the culprit: one such fate at most.
 HARMLESS = [fate for fate in Fate if fate not in {Fate.FAULT, Fate.CONTRADICTION}]
 Fates = list[list[Fate]]
@@ -51,13 +53,16 @@ def errors_only() -> Iterator[None]:
 
 @asynccontextmanager
 async def fleet_of(
-    encoders: Sequence[UnreliableEncoder], seed: int = 0, poll_seconds: float = 0.1
+    encoders: Sequence[UnreliableEncoder],
+    seed: int = 0,
+    poll_seconds: float = 0.1,
+    read_timeout: float = PATIENCE_SECONDS,
 ) -> AsyncIterator[EncoderFleet]:
     targets = [await encoder.start() for encoder in encoders]
     try:
         async with EncoderFleet(
             targets,
-            ClientSettings(transports=("inline",), read_timeout=PATIENCE_SECONDS, channels=1),
+            ClientSettings(transports=("inline",), read_timeout=read_timeout, channels=1),
             poll_seconds=poll_seconds,
             random=Random(seed),
         ) as fleet:
@@ -201,6 +206,43 @@ async def test_an_encoder_that_stops_answering_loses_its_calls() -> None:
         assert {embedding.chunk.encoder.instance_id for embedding in found} == {other.instance_id}
         assert silent.asked
         assert fleet.states[silent.target] is HealthState.EJECTED
+
+
+@pytest.fixture
+def endless_confirmations() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "RELEASE_SECONDS", LONG)
+        yield
+
+
+@pytest.mark.usefixtures("endless_confirmations")
+async def test_a_read_that_nobody_confirms_leaves_time_to_encode_elsewhere() -> None:
+    """The encoder answers polls and calls, and no release: it is not ejected."""
+    deaf, other = UnreliableEncoder(), UnreliableEncoder()
+    deaf.confirms.clear()
+    async with fleet_of([deaf, other], read_timeout=LONG) as fleet:
+        # What is left after half of the first limit is enough, unless this machine is very busy.
+        for seconds in (4.0, 16.0, 64.0):
+            with suppress(PartError):
+                async with fleet.encode([image(b"%d" % n) for n in range(8)], timeout=seconds) as call:
+                    found = await call.embeddings()
+                break
+        assert {embedding.chunk.encoder.instance_id for embedding in found} == {other.instance_id}
+        assert deaf.released.is_set()
+        deaf.confirms.set()  # the end of a client waits for its releases
+
+
+@pytest.mark.usefixtures("endless_confirmations")
+async def test_an_encoder_that_falls_silent_is_not_waited_for_to_confirm() -> None:
+    deaf, other = UnreliableEncoder(), UnreliableEncoder()
+    deaf.confirms.clear()
+    async with fleet_of([deaf, other], read_timeout=LONG) as fleet:
+        async with fleet.encode([image(b"%d" % n) for n in range(8)]) as call:
+            reads = asyncio.create_task(call.embeddings())
+            await asyncio.wait_for(deaf.released.wait(), PATIENCE_SECONDS)
+            deaf.silent = True
+            found = await asyncio.wait_for(reads, PATIENCE_SECONDS)
+        assert {embedding.chunk.encoder.instance_id for embedding in found} == {other.instance_id}
 
 
 async def test_encoders_that_do_not_fit_together_are_named() -> None:

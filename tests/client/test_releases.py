@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -148,3 +149,29 @@ async def test_unread_leases_that_wait_are_bounded_and_end_with_the_client(
 def client_tasks(others: set[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
     """Those that are not gRPC's own, and were not there before."""
     return [task for task in asyncio.all_tasks() - others if "encoder_client" in str(task.get_coro())]
+
+
+async def test_a_server_that_is_gone_confirms_nothing_and_is_not_waited_for() -> None:
+    """Its leases went with it. Whoever wants the embedding gets it elsewhere, as soon as he knows."""
+    encoder = SlowEncoder()
+    async with AsyncExitStack() as serving:
+        target = await serving.enter_async_context(encoder.serve())
+        async with grpc.aio.insecure_channel(target) as channel:
+            releases = Releases(EncoderStub(channel), channel, timeout=3600.0)
+            read = asyncio.create_task(releases.confirm(b"a", READ_OUTCOME_OK))
+            await eventually(lambda: bool(encoder.calls))
+            await serving.aclose()
+            with pytest.raises(EncoderError, match="UNAVAILABLE"):
+                await asyncio.wait_for(read, PATIENCE_SECONDS)
+
+
+async def test_a_server_that_was_given_up_is_not_waited_for(encoder: SlowEncoder, channel: grpc.aio.Channel) -> None:
+    releases = Releases(EncoderStub(channel), channel, timeout=3600.0)
+    reads = [asyncio.create_task(releases.confirm(b"a", READ_OUTCOME_OK))]
+    await eventually(lambda: bool(encoder.calls))
+    reads.append(asyncio.create_task(releases.confirm(b"b", READ_OUTCOME_OK)))
+    await asyncio.sleep(0)
+    releases.give_up()
+    for read in reads:
+        with pytest.raises(EncoderError, match="given"):
+            await asyncio.wait_for(read, PATIENCE_SECONDS)

@@ -331,7 +331,9 @@ async def test_a_read_that_others_cancel_is_told_as_missing() -> None:
     """It is no cancel of the prompt, whose caller would wait for ever."""
 
     class Cancelled(EncoderClient):
-        async def read_into(self, chunk: EmbeddingChunk, slot: Slot, *, transports: Sequence[str] = ()) -> Embedding:
+        async def read_into(
+            self, chunk: EmbeddingChunk, slot: Slot, *, transports: Sequence[str] = (), deadline: float | None = None
+        ) -> Embedding:
             raise asyncio.CancelledError
 
     told: asyncio.Queue[EncoderClientError] = asyncio.Queue()

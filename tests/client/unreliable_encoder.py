@@ -76,6 +76,11 @@ class UnreliableEncoder(EncoderServiceServicer, HealthServicer):  # type: ignore
         self.target = ""
         self.silent = False
         """It answers nothing, and breaks nothing either."""
+        self.released = asyncio.Event()
+        """A release has come."""
+        self.confirms = asyncio.Event()
+        """It answers releases. As long as this is not set, they wait."""
+        self.confirms.set()
         self._server: Any = None
 
     async def start(self) -> str:
@@ -147,6 +152,9 @@ class UnreliableEncoder(EncoderServiceServicer, HealthServicer):  # type: ignore
     async def Release(  # noqa: N802 # the name of the call
         self, request: pb.ReleaseRequest, context: Any
     ) -> pb.ReleaseResponse:
+        self.released.set()
+        await self.confirms.wait()
+
         def state(lease: bytes) -> pb.LeaseState:
             held = self.leases.pop(lease, None) is not None
             return pb.LeaseState.LEASE_STATE_HELD if held else pb.LeaseState.LEASE_STATE_REVOKED

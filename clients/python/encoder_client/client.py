@@ -203,7 +203,9 @@ class EncoderClient:
             raise ValueError("only a named receiver can subscribe: give ClientSettings a receiver")
         return Subscription(self, time.time_ns() if incarnation is None else incarnation, patience)
 
-    async def read(self, chunk: EmbeddingChunk, *, transports: Sequence[str] = ()) -> Embedding:
+    async def read(
+        self, chunk: EmbeddingChunk, *, transports: Sequence[str] = (), deadline: float | None = None
+    ) -> Embedding:
         """Reads the embedding that a READY chunk describes, checks it, and gives the lease back.
 
         The chunk may come from a call of this client or, serialised, from any other process. Its lease is held while
@@ -213,13 +215,16 @@ class EncoderClient:
         Args:
             chunk: READY, with a lease for the receiver of the settings.
             transports: names, the preferred first. Empty: those of the client.
+            deadline: until when the caller could have it encoded elsewhere instead, in the time of the event loop: the
+                encoder gets half of what is left to confirm the read. None: the time that it always gets.
 
         Raises:
             ChunkError: the chunk must not be used.
             PoolError: there is no space.
             ReadError: the bytes could not be had, were damaged, or the lease had ended.
         """
-        reads = PartReads(self, [chunk.part_idx], partial(self.read_into, transports=transports), gone)
+        read = partial(self.read_into, transports=transports, deadline=deadline)
+        reads = PartReads(self, [chunk.part_idx], read, gone)
         try:
             chunk_checks.check_ready(chunk)
             reads.offer([chunk])
@@ -232,7 +237,9 @@ class EncoderClient:
             await reads.close([chunk])
         return embedding
 
-    async def read_into(self, chunk: EmbeddingChunk, slot: Slot, *, transports: Sequence[str] = ()) -> Embedding:
+    async def read_into(
+        self, chunk: EmbeddingChunk, slot: Slot, *, transports: Sequence[str] = (), deadline: float | None = None
+    ) -> Embedding:
         """As :meth:`read`, into space that is reserved already."""
         reader = ChunkReader(
             self._choice,
@@ -241,7 +248,7 @@ class EncoderClient:
             self.settings.expected_fingerprint,
             self._connections.releases_of(chunk.encoder),
         )
-        return await reader.read(chunk, slot, self.settings.read_timeout)
+        return await reader.read(chunk, slot, self.settings.read_timeout, deadline)
 
     async def read_in_place(self, chunk: EmbeddingChunk) -> Embedding:
         """As :meth:`read`, but without a copy where shared memory reaches the encoder.

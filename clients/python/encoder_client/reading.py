@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from math import inf
 from time import monotonic
 
 from encoder_client import chunk_checks
@@ -19,6 +20,10 @@ from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant
 from epd.encoder.v1.encoder_service_pb2 import LeaseState, ReadOutcome
 
 logger = logging.getLogger("encoder_client")
+
+SHORTEST_CONFIRMATION_SECONDS = 1.0
+"""That the encoder has to confirm a read, also if the deadline is near: one that is well answers in milliseconds, and
+little could be done elsewhere in less."""
 
 _GOOD = (LeaseState.LEASE_STATE_HELD, LeaseState.LEASE_STATE_ALREADY_RELEASED)
 
@@ -48,7 +53,7 @@ class ChunkReader:
         self._expected_fingerprint = expected_fingerprint
         self._releases = releases
 
-    async def read(self, chunk: EmbeddingChunk, slot: Slot, timeout: float) -> Embedding:
+    async def read(self, chunk: EmbeddingChunk, slot: Slot, timeout: float, deadline: float | None = None) -> Embedding:
         """Reads one embedding and gives its lease back, however the read ends.
 
         A transport that fails is followed by the next, and avoided at that engine for a while. Bytes that are damaged
@@ -60,6 +65,8 @@ class ChunkReader:
             slot: its memory, ``chunk.nbytes`` bytes.
             timeout: seconds that all transports may take together. One that is followed by others gets half of what is
                 left.
+            deadline: until when it could be encoded elsewhere instead, in the time of the event loop. The encoder gets
+                half of what is left to confirm the read. None: there is no such time.
 
         Raises:
             ChunkError: the chunk must not be used.
@@ -81,7 +88,7 @@ class ChunkReader:
             if outcome == ReadOutcome.READ_OUTCOME_CORRUPT:
                 raise ReadError(f"the bytes of part {chunk.part_idx} do not have its checksum")
             raise ReadError(f"no transport delivered part {chunk.part_idx}; the log says why each failed")
-        await self._confirm(chunk, lease, outcome)
+        await self._confirm(chunk, lease, outcome, inf if deadline is None else deadline)
         return Embedding(chunk, slot, transport, seconds)
 
     async def _read_and_check(
@@ -123,10 +130,13 @@ class ChunkReader:
         pause = self._choice.failed(name, chunk, monotonic())
         logger.warning("%s %s; others go first for %.0f s", name, fault, pause)
 
-    async def _confirm(self, chunk: EmbeddingChunk, lease: LeaseGrant, outcome: ReadOutcome) -> None:
+    async def _confirm(self, chunk: EmbeddingChunk, lease: LeaseGrant, outcome: ReadOutcome, deadline: float) -> None:
         """Releases the lease: only the answer tells that nobody reused the memory during the read."""
+        left = deadline - asyncio.get_running_loop().time()
+        # After the deadline nobody would encode it elsewhere, and an answer that is late is better than none.
+        patience = max(left / 2, SHORTEST_CONFIRMATION_SECONDS) if 0 < left < inf else None
         try:
-            state = await self._releases.confirm(lease.lease_id, outcome)
+            state = await self._releases.confirm(lease.lease_id, outcome, patience)
         except EncoderError as error:
             raise ReadError(f"the encoder did not confirm the read of part {chunk.part_idx}: {error}") from None
         if state not in _GOOD:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -101,6 +102,13 @@ class ReleaseBatcher:
                 flight.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
+    def give_up(self) -> None:
+        """It is known that the server does not answer: whoever waits for it is told so."""
+        wishes, self._pending = self._pending, []
+        _fail(wishes, EncoderError(grpc.StatusCode.UNAVAILABLE, "the server was given up, it does not answer"))
+        for flight in self._flights:
+            flight.cancel()
+
     def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -134,12 +142,11 @@ class ReleaseBatcher:
                     grpc.StatusCode.INTERNAL, f"{len(wishes)} leases were released and {len(states)} answers came"
                 )
         except BaseException as error:
-            told = error
-            if not isinstance(error, EncoderError):  # gRPC was closed, or this task's loop ends
-                told = EncoderError(grpc.StatusCode.CANCELLED, f"the lease was not given back: {error!r}")
-            for wish in wishes:
-                if not wish.answer.done():
-                    wish.answer.set_exception(told)
+            if isinstance(error, EncoderError):
+                _fail(wishes, error)
+            else:  # gRPC was closed, or the server given up
+                message = f"the lease was not given back: {error!r}"
+                _fail(wishes, EncoderError(grpc.StatusCode.CANCELLED, message))
             if not isinstance(error, Exception):
                 raise
             return
@@ -162,6 +169,12 @@ class ReleaseBatcher:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
+def _fail(wishes: Iterable[_Wish], error: EncoderError) -> None:
+    for wish in wishes:
+        if not wish.answer.done():
+            wish.answer.set_exception(error)
+
+
 class Releases:
     """The leases of one server, given back: those whose read must be confirmed, and those that nobody will read.
 
@@ -177,9 +190,19 @@ class Releases:
         self._unread = ReleaseBatcher(stub, channel, UNREAD_SECONDS)
         self._returns: set[asyncio.Task[LeaseState]] = set()
 
-    async def confirm(self, lease_id: bytes, outcome: ReadOutcome) -> LeaseState:
-        """Gives back the lease of what was read: see :meth:`ReleaseBatcher.release`."""
-        return await self._read.release(lease_id, outcome)
+    async def confirm(self, lease_id: bytes, outcome: ReadOutcome, patience: float | None = None) -> LeaseState:
+        """Gives back the lease of what was read: see :meth:`ReleaseBatcher.release`.
+
+        Args:
+            lease_id: the lease.
+            outcome: how its read ended.
+            patience: seconds to wait for the answer, if that is less than it may take.
+        """
+        try:
+            async with asyncio.timeout(patience):
+                return await self._read.release(lease_id, outcome)
+        except TimeoutError:
+            raise EncoderError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer came in {patience:.1f} s") from None
 
     async def give_back(self, lease_id: bytes, outcome: ReadOutcome) -> None:
         """Gives back a lease that nobody reads by. Cancelling this does not cancel that.
@@ -194,6 +217,10 @@ class Releases:
         self._returns.add(task)
         task.add_done_callback(self._returned)
         await asyncio.wait([task], timeout=UNREAD_WAIT_SECONDS)
+
+    def give_up(self) -> None:
+        """It is known that the server does not answer: nobody waits for a confirmation any more."""
+        self._read.give_up()
 
     async def close(self) -> None:
         """Sends what is pending, and waits for the answers as long as a confirmation may take."""

@@ -60,6 +60,10 @@ class FleetCall:
         """The ``part_idx`` of the items, in their order."""
         return list(self._prompt.items)
 
+    def deadline(self, part_idx: int) -> float:
+        """When nobody wants a part any more, in the time of the event loop; ``inf`` for never."""
+        return self._prompt.deadlines[part_idx]
+
     @property
     def accepted(self) -> Accepted | None:
         """Who took the first parts, once it is known."""
@@ -151,7 +155,7 @@ class FleetCall:
         """
         while True:
             try:
-                return await self._client.read(chunk)
+                return await self._client.read(chunk, deadline=self.deadline(chunk.part_idx))
             except ReadError as error:
                 lost = str(error)
             chunk = await self.again(chunk.part_idx, lost)

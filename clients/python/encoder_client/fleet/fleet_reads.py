@@ -100,7 +100,7 @@ class FleetReads:
 
     async def _read(self, chunk: EmbeddingChunk, slot: Slot) -> Embedding:
         try:
-            return await self._client.read_into(chunk, slot)
+            return await self._client.read_into(chunk, slot, deadline=self._call.deadline(chunk.part_idx))
         except ReadError as error:
             lost = str(error)
         del slot  # a transfer that hangs may still write to it

@@ -108,7 +108,7 @@ class Member:
             return EncoderError(grpc.StatusCode.UNKNOWN, f"it cannot be polled: {error!r}")
 
     def learn(self, poll: Poll, now: float) -> None:
-        """Takes what a poll told. If it was one too many without an answer, nothing will come of the calls either."""
+        """Takes what a poll told. If it was one too many without an answer, calls and releases get none either."""
         if isinstance(poll, EncoderError):
             before = self.health.state
             self.health.poll_failed(now)
@@ -116,6 +116,8 @@ class Member:
             if self.health.state is HealthState.EJECTED and before is not HealthState.EJECTED:
                 for call in list(self.calls):
                     call.cancel()
+                if self.info is not None:
+                    self.client.connections.releases_of(self.info.encoder).give_up()
             return
         serving, info = poll
         if info.encoder.instance_id != self.instance_id:
