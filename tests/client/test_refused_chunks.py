@@ -26,6 +26,7 @@ from encoder_client.worker.inbox import Inbox
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk
 from tests.client.chunks import LEASE, layout, ready, rows
 from tests.client.scripted_encoder import ScriptedEncoder
+from tests.waiting import PATIENCE_SECONDS
 
 INLINE = ClientSettings(transports=("inline",))
 DATA = rows(40, 8)
@@ -154,7 +155,7 @@ async def test_an_answer_that_is_left_gives_back_what_it_has_begun_to_read() -> 
             chunk.encoder.grpc_target = target
             inbox.take(client, Ready(chunk))
         with pytest.raises(EncoderError, match="nobody listens"):
-            async with Assembly(parts, 2, client.pool, 10.0) as assembly:
+            async with Assembly(parts, 2, client.pool, 10.0, PATIENCE_SECONDS) as assembly:
                 await assembly.collect(missing)
         assert LEASE in encoder.given_back
     assert encoder.fetches == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -230,6 +231,22 @@ async def test_prompts_at_once_are_answered_each_with_its_own(
     assert answers == [await expected(server, model)] * 6
 
 
+async def test_a_prompt_whose_encoder_is_gone_for_good_fails(
+    server: ServerProcess, model: LanguageOnlyModel, name: str
+) -> None:
+    """What was READY there was never told, and nobody will tell. Without a deadline its caller would wait for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as other:  # it listens, and answers nothing
+        encoders = (server.target, f"127.0.0.1:{other.getsockname()[1]}")
+        async with serving(server, model, name, encoders=encoders, part_seconds=1.0) as (_, stub):
+            call = stub.Generate(prompt("p"))
+            await following(call, "accepted")
+            await encode(server, "p", name, item(0))
+            async with asyncio.timeout(SECONDS):
+                refused = await refusal(call)
+    assert refused.code() is grpc.StatusCode.UNAVAILABLE
+    assert "part_seconds" in str(refused.details())
+
+
 async def test_a_router_that_leaves_takes_its_prompt_along(
     server: ServerProcess, model: LanguageOnlyModel, name: str
 ) -> None:
@@ -344,7 +361,7 @@ async def test_a_read_that_others_cancel_is_told_as_missing() -> None:
     parts = PromptParts("p")
     async with (
         Cancelled("127.0.0.1:1", ClientSettings(receiver="lm", transports=("inline",))) as client,
-        Assembly(parts, 1, EmbeddingPool(1 << 16), SECONDS) as assembly,
+        Assembly(parts, 1, EmbeddingPool(1 << 16), SECONDS, SECONDS) as assembly,
     ):
         parts.layouts[0] = chunks.layout()
         parts.ready[0] = Arrival(client, chunks.ready(chunks.rows()))
@@ -400,8 +417,9 @@ async def test_two_workers_of_one_name_are_noticed(server: ServerProcess, model:
     [
         ({"encoders": ()}, "targets of its encoders"),
         ({"client": ClientSettings()}, "receiver's name"),
+        ({"part_seconds": 0.0}, "part_seconds"),
     ],
-    ids=["no encoders", "no name"],
+    ids=["no encoders", "no name", "no time"],
 )
 def test_a_bad_setup_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(EncoderClientError, match=words):

@@ -21,6 +21,10 @@ Missing = Callable[[int, EncoderClientError], Awaitable[None]]
 """Is told of a part that will not come from where it was sent, and why."""
 
 
+class PartsLateError(EncoderClientError):
+    """Parts of a prompt did not come, and nothing was told of them either."""
+
+
 class Assembly:
     """One prompt's embeddings. Use it as an async context manager: what was not taken over is let go at the end.
 
@@ -33,13 +37,18 @@ class Assembly:
         num_parts: how many parts the prompt has.
         pool: where they are read to.
         space_timeout: seconds to wait for space.
+        part_timeout: seconds to wait for parts of which nothing new is told. An encoder that is gone tells nothing, not
+            even of what was READY there.
     """
 
-    def __init__(self, parts: PromptParts, num_parts: int, pool: EmbeddingPool, space_timeout: float) -> None:
+    def __init__(
+        self, parts: PromptParts, num_parts: int, pool: EmbeddingPool, space_timeout: float, part_timeout: float
+    ) -> None:
         self._parts = parts
         self._num_parts = num_parts
         self._pool = pool
         self._space_timeout = space_timeout
+        self._part_timeout = part_timeout
         self._prompt = MultiModalEmbedding(parts.id, num_parts)
         self._layouts: dict[int, EmbeddingChunk] = {}
         self._refused: set[tuple[int, str]] = set()
@@ -81,6 +90,7 @@ class Assembly:
 
         Raises:
             PoolError: there is no space for them.
+            PartsLateError: some did not come.
         """
         while True:
             self._parts.changed.clear()
@@ -172,15 +182,22 @@ class Assembly:
                 await missing(part, from_rpc_error(error))
 
     async def _something(self) -> None:
-        """Waits until a part arrives or has been read, or there is space."""
+        """Waits until a part arrives or has been read, or there is space. The two last have limits of their own."""
         changed = asyncio.create_task(self._parts.changed.wait())
         waits: set[asyncio.Future[object]] = {changed, *self._reads.values()}  # type: ignore[arg-type] # only waited for
         if self._space is not None and not self._space.done():
             waits.add(self._space)  # type: ignore[arg-type]
+        timeout = self._part_timeout if len(waits) == 1 else None
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
             changed.cancel()
+        if not done:
+            late = ", ".join(str(part) for part in self._prompt.missing)
+            raise PartsLateError(
+                f"nothing was told of the prompt for {timeout:g} s, and parts {late} are not here: the encoder that "
+                "had them may be gone, or they were never sent; ask again, and send them again (setting: part_seconds)"
+            )
 
 
 async def give_back(arrivals: Iterable[Arrival]) -> None:

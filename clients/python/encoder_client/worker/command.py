@@ -35,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool-bytes", type=int, default=defaults.pool_bytes, help="memory that is read into")
     parser.add_argument("--max-prompts", type=int, default=defaults.max_prompts, help="prompts at once")
     parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, help="tokens of an answer at most")
+    parser.add_argument(
+        "--part-seconds",
+        type=float,
+        default=defaults.part_seconds,
+        metavar="SECONDS",
+        help="that a prompt waits for parts of which nothing new is told; then it fails (default: %(default)g)",
+    )
     add_credential_arguments(parser.add_argument_group("calls to encoders"))
     serving = parser.add_argument_group("serving Generate")
     serving.add_argument(
@@ -70,6 +77,7 @@ def run(arguments: argparse.Namespace) -> NoReturn:
         pool_bytes=arguments.pool_bytes,
         max_prompts=arguments.max_prompts,
         max_tokens=arguments.max_tokens,
+        part_seconds=arguments.part_seconds,
     )
     model = _load(arguments.model, arguments.dtype, arguments.device)
     asyncio.run(_serve(settings, model))

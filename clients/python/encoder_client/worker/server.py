@@ -53,10 +53,15 @@ class WorkerSettings:
     """Tokens of an answer at most."""
     space_seconds: float = 30.0
     """How long a prompt waits for space in the pool."""
+    part_seconds: float = 120.0
+    """How long a prompt waits for parts of which nothing new is told: their encoder may be gone for good. It then fails
+    with ``UNAVAILABLE``."""
 
     def __post_init__(self) -> None:
         if not self.encoders or not self.client.receiver:
             raise EncoderClientError("a worker needs the targets of its encoders, and a receiver's name of its own")
+        if not self.part_seconds > 0:
+            raise EncoderClientError(f"part_seconds must be more than 0, not {self.part_seconds}")
 
 
 class WorkerServer:
@@ -92,6 +97,7 @@ class WorkerServer:
         self._servicer = LanguageServicer(
             model, self._inbox, self._pool, settings.client.receiver, callers,
             max_tokens=settings.max_tokens, space_timeout=settings.space_seconds,
+            part_timeout=settings.part_seconds,
         )  # fmt: skip
         self.target = settings.listening.at(port)
         """Where it listens, with the real port."""

@@ -16,7 +16,7 @@ from google.rpc.status_pb2 import Status
 from encoder_client.embedding import Embedding
 from encoder_client.errors import EncoderClientError, EncoderError, PoolError
 from encoder_client.pool.embedding_pool import EmbeddingPool
-from encoder_client.worker.assembly import Assembly, give_back
+from encoder_client.worker.assembly import Assembly, PartsLateError, give_back
 from encoder_client.worker.generation import GenerationThread
 from encoder_client.worker.inbox import Inbox
 from epd.callers import CallerForbiddenError, Callers, CallerUnknownError
@@ -83,6 +83,7 @@ class LanguageServicer(LanguageServiceServicer):
         callers: decides who may call.
         max_tokens: tokens of an answer at most.
         space_timeout: seconds that a prompt waits for space in the pool.
+        part_timeout: seconds that a prompt waits for parts of which nothing new is told.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class LanguageServicer(LanguageServiceServicer):
         *,
         max_tokens: int = 4096,
         space_timeout: float = 30.0,
+        part_timeout: float = 120.0,
     ) -> None:
         self._model = model
         self._inbox = inbox
@@ -103,6 +105,7 @@ class LanguageServicer(LanguageServiceServicer):
         self._callers = callers
         self._max_tokens = max_tokens
         self._space_timeout = space_timeout
+        self._part_timeout = part_timeout
         self._generations = GenerationThread()
         self.stopping = False
         """No new prompt is taken."""
@@ -131,7 +134,8 @@ class LanguageServicer(LanguageServiceServicer):
             try:
                 accepted = pb.Accepted(receiver_id=self._receiver, num_parts=num_parts)
                 await context.write(pb.GenerateResponse(accepted=accepted))
-                async with Assembly(parts, num_parts, self._pool, self._space_timeout) as assembly:
+                limits = self._space_timeout, self._part_timeout
+                async with Assembly(parts, num_parts, self._pool, *limits) as assembly:
                     await self._answer(messages, assembly, request.max_new_tokens, context)
             finally:
                 await give_back(self._inbox.close(parts))
@@ -142,6 +146,8 @@ class LanguageServicer(LanguageServiceServicer):
             await context.abort(error.code, error.message)
         except PoolError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except PartsLateError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except EncoderClientError as error:
             # Parts and prompt do not fit together.
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

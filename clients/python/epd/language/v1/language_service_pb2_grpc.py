@@ -51,7 +51,9 @@ class LanguageServiceServicer:
     def Generate(self, request, context):
         """Answers one prompt. The media items are sent by anybody, before or after this call, to any of the worker's encoders,
         by `Encode` with the same `prompt_id` and the name in `Accepted` among `receivers`. The answer begins when all of
-        them have been read. The deadline is gRPC's own; leaving the call ends the generation.
+        them have been read. The deadline is gRPC's own; leaving the call ends the generation. A part whose encoder is gone
+        may never come, and nobody can tell: when the worker has been told nothing new of the prompt for some time, which is
+        a setting of its own, the call ends with UNAVAILABLE. Ask again then, and send the parts again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
