@@ -6,16 +6,18 @@ that only this user can enter: whoever is the same user, or root, could read the
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import selectors
 import socket
-import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from encoder_svc.shared_memory import SharedMemory
 from encoder_svc.transports import TransportUnavailableError
+from encoder_svc.transports.serving_thread import ServingThread
 from epd import arena_socket
 from epd.encoder.v1.embedding_pb2 import Locator, SharedMemoryLocator
 
@@ -28,8 +30,14 @@ _HOST_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LONGEST_PATH = 107  # sun_path of linux/un.h, less its zero
 _BACKLOG = 64
 
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PAUSE_SECONDS = 0.5
+"""Before one is tried again for which there was no descriptor: it goes on waiting, and would be tried at once."""
 
-class SharedMemoryServer(threading.Thread):
+_Events = list[tuple[selectors.SelectorKey, int]]
+
+
+class SharedMemoryServer(ServingThread[_Events]):
     """Hands out one arena, for the life of the process.
 
     A connection that stays open tells its receiver that the arena still is what it was: it ends with this process.
@@ -42,34 +50,43 @@ class SharedMemoryServer(threading.Thread):
     """
 
     def __init__(self, listener: socket.socket, descriptor: int, locator: Locator, message: bytes) -> None:
-        super().__init__(name="shared-memory", daemon=True)
+        super().__init__("shared-memory")
         self.locator = locator
         self._listener = listener
         self._descriptor = descriptor
         self._message = message
         self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
         self._receivers = 0
+        self._exhausted = False
 
-    def run(self) -> None:
-        """The thread. It sleeps unless a receiver comes or goes."""
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        while True:
-            for key, _ in self._selector.select():
-                assert isinstance(key.fileobj, socket.socket)
-                if key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    # A receiver has nothing to say: it has gone, or it breaks the rules.
-                    self._selector.unregister(key.fileobj)
-                    key.fileobj.close()
-                    self._receivers -= 1
+    def receive(self) -> _Events:
+        """Waits until receivers come or go."""
+        return self._selector.select()
+
+    def handle(self, received: _Events) -> None:
+        """Serves those that have come, and closes what is left of those that have gone."""
+        for key, _ in received:
+            assert isinstance(key.fileobj, socket.socket)
+            if key.fileobj is self._listener:
+                self._accept()
+            else:
+                # A receiver has nothing to say: it has gone, or it breaks the rules.
+                self._selector.unregister(key.fileobj)
+                key.fileobj.close()
+                self._receivers -= 1
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # no descriptor is left, or the receiver has gone again
-            log.warning("a receiver of shared memory was not served: %s", error.strerror)
-            return
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                if not self._exhausted:
+                    log.warning("receivers of shared memory wait until the system has room again: %s", error.strerror)
+                self._exhausted = True
+                time.sleep(_PAUSE_SECONDS)
+            return  # else the receiver has gone again
+        self._exhausted = False
         try:
             if self._receivers >= MOST_RECEIVERS:
                 raise BlockingIOError("there are too many receivers")

@@ -7,7 +7,6 @@ not read is owed a few pieces at most; what it asks for beyond them is dropped.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from zmq.utils import z85
 
 from encoder_svc.shared_memory import SharedMemory
 from encoder_svc.transports import TransportUnavailableError
+from encoder_svc.transports.serving_thread import ServingThread
 from encoder_svc.transports.zeromq_peers import EVENTS, ZeroMqPeers
 from epd import slot_header
 from epd.encoder.v1.embedding_pb2 import Locator, ZeroMqLocator
@@ -41,7 +41,7 @@ _HANDSHAKE_MILLISECONDS = 10_000
 _HEARTBEAT_MILLISECONDS, _SILENCE_MILLISECONDS = 10_000, 60_000
 
 
-class ZeroMqServer(threading.Thread):
+class ZeroMqServer(ServingThread[list[zmq.Frame]]):
     """Answers reads of one arena, for the life of the process.
 
     Args:
@@ -55,20 +55,23 @@ class ZeroMqServer(threading.Thread):
     def __init__(
         self, socket: zmq.Socket[bytes], peers: ZeroMqPeers, arena: SharedMemory, find: FindSlot, locator: Locator
     ) -> None:
-        super().__init__(name="zeromq", daemon=True)
+        super().__init__("zeromq")
         self.locator = locator
         self._socket = socket
         self._peers = peers
         self._arena = arena
         self._find = find
 
-    def run(self) -> None:
-        """The thread."""
-        while True:
-            peer, *frames = self._socket.recv_multipart(copy=False)
-            request = parse_request(frames[0].bytes) if len(frames) == 1 else None
-            if request is not None:
-                self._answer(peer, int(frames[0].get(zmq.SRCFD)), request)
+    def receive(self) -> list[zmq.Frame]:
+        """Waits for a message: the name of a peer, and what it sends."""
+        return self._socket.recv_multipart(copy=False)
+
+    def handle(self, received: list[zmq.Frame]) -> None:
+        """Answers it if it is a request."""
+        peer, *frames = received
+        request = parse_request(frames[0].bytes) if len(frames) == 1 else None
+        if request is not None:
+            self._answer(peer, int(frames[0].get(zmq.SRCFD)), request)
 
     def _answer(self, peer: zmq.Frame, descriptor: int, request: Request) -> None:
         state, piece = self._look_up(request)

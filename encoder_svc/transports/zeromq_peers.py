@@ -12,6 +12,8 @@ from contextlib import ExitStack, suppress
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from encoder_svc.transports.serving_thread import ServingThread
+
 log = logging.getLogger(__name__)
 
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
@@ -21,7 +23,7 @@ MOST_PEERS = 256
 """Connections at a time."""
 
 
-class ZeroMqPeers(threading.Thread):
+class ZeroMqPeers(ServingThread[list[bytes]]):
     """Ends a connection for each that comes beyond :data:`MOST_PEERS`: the oldest of those that have read nothing.
 
     If all have read, the one goes whose last piece is the longest ago. So who opens connections and has no key of a
@@ -33,7 +35,7 @@ class ZeroMqPeers(threading.Thread):
     """
 
     def __init__(self, monitor: zmq.Socket[bytes], port: int) -> None:
-        super().__init__(name="zeromq-peers", daemon=True)
+        super().__init__("zeromq-peers")
         self._monitor = monitor
         self._port = port
         self._lock = threading.Lock()
@@ -56,14 +58,13 @@ class ZeroMqPeers(threading.Thread):
             else:
                 self._early.add(descriptor)
 
-    def run(self) -> None:
-        """The thread. It sleeps unless a peer comes or goes."""
-        while True:
-            self.take()
+    def receive(self) -> list[bytes]:
+        """Waits for an event of the monitor. The thread sleeps unless a peer comes or goes."""
+        return self._monitor.recv_multipart()
 
-    def take(self) -> None:
-        """Waits for one event of the monitor, and does what follows from it."""
-        message = parse_monitor_message(self._monitor.recv_multipart())
+    def handle(self, received: list[bytes]) -> None:
+        """Notes who has come or gone, and ends whom there is no place for."""
+        message = parse_monitor_message(received)
         descriptor: int = message["value"]
         if message["event"] == zmq.EVENT_ACCEPTED:
             self._come(descriptor)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from encoder_client import EmbeddingPool
@@ -47,11 +47,20 @@ def fill(index, generation):
     slot_header.open_slot(arena.view, start, generation, {SLOT_BYTES}, 0, bytes([index]) * 16)
 
 
+broken = set()
+
+
+def find(start):
+    if start in broken:
+        raise RuntimeError("as the test wants it")
+    return places.nbytes_at(start)
+
+
 for index in range({SLOTS}):
     fill(index, 1)
 servers = [
     serve_by_shared_memory(arena, boot_id, Path(socket)),
-    serve_by_zeromq(arena, places.nbytes_at, listen, 0, host, Path(curve_key) if curve_key else None),
+    serve_by_zeromq(arena, find, listen, 0, host, Path(curve_key) if curve_key else None),
 ]
 if mooncake:
     from encoder_svc.transports.mooncake import serve_by_mooncake
@@ -68,6 +77,10 @@ for line in sys.stdin:
             fill(*map(int, numbers))
         case "damage":
             arena.view[int(numbers[0]) * {PLACE_BYTES} + 64 + {SLOT_BYTES} // 2] ^= 1
+        case "break":
+            broken.add(int(numbers[0]) * {PLACE_BYTES})
+        case "end":
+            servers[1]._socket.context.term()
     print("done", flush=True)
 """
 
@@ -80,6 +93,7 @@ class ArenaPeer:
         boot_id: what it calls itself.
         curve_key: file with a CURVE key pair, or empty.
         mooncake: serves by Mooncake, too.
+        log: file that gets its standard error. None: this process's own.
         command: what runs its interpreter, such as in another network namespace.
     """
 
@@ -91,26 +105,34 @@ class ArenaPeer:
         listen: str = "127.0.0.1",
         command: tuple[str, ...] = (),
         mooncake: bool = False,
+        log: Path | None = None,
     ) -> None:
         self.boot_id = boot_id
         arguments = [str(socket), boot_id, listen, listen, curve_key, "mooncake" if mooncake else ""]
-        self.process = subprocess.Popen(
-            [*command, sys.executable, "-c", PROGRAM, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        with log.open("w") if log is not None else nullcontext() as errors:
+            self.process = subprocess.Popen(
+                [*command, sys.executable, "-c", PROGRAM, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
         assert self.process.stdout is not None
         locators = [Locator.FromString(bytes.fromhex(text)) for text in self.process.stdout.readline().split()]
         self._locators = {locator.WhichOneof("location"): locator for locator in locators}
 
     def tell(self, command: str) -> None:
-        """``close INDEX``, ``fill INDEX GENERATION``, or ``damage INDEX``; it has happened when this returns."""
-        assert self.process.stdin is not None
+        """``close INDEX``, ``fill INDEX GENERATION``, or ``damage INDEX``; it has happened when this returns.
+
+        ``break INDEX``: requests for it by ZeroMQ have a fault.
+        """
         assert self.process.stdout is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
+        self._write(command)
         assert self.process.stdout.readline() == "done\n"
+
+    def end_zeromq(self) -> None:
+        """Has ZeroMQ's threads find that there is no ZeroMQ any more."""
+        self._write("end")
 
     def locator(self, transport: str, index: int) -> Locator:
         """Where a slot is read."""
@@ -133,6 +155,11 @@ class ArenaPeer:
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
+    def _write(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
@@ -140,10 +167,10 @@ class ArenaPeer:
 
 @contextmanager
 def arena_peer(
-    folder: Path, boot_id: str = BOOT_ID, *, curve_key: str = "", mooncake: bool = False
+    folder: Path, boot_id: str = BOOT_ID, *, curve_key: str = "", mooncake: bool = False, log: Path | None = None
 ) -> Iterator[ArenaPeer]:
     """A peer whose socket is in a new folder."""
-    peer = ArenaPeer(folder / "private" / "arena", boot_id, curve_key, mooncake=mooncake)
+    peer = ArenaPeer(folder / "private" / "arena", boot_id, curve_key, mooncake=mooncake, log=log)
     try:
         yield peer
     finally:

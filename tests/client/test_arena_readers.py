@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import mmap
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -243,3 +244,20 @@ async def test_f39_receivers_of_shared_memory_are_bounded(tmp_path: Path) -> Non
         await eventually(is_served)
         late.close()
     reader.close()
+
+
+async def test_f39_receivers_of_shared_memory_wait_while_no_descriptor_is_left(tmp_path: Path) -> None:
+    """The kernel tells of one that waits again and again: it is tried now and then, and the log says so once."""
+    log = tmp_path / "log"
+    with arena_peer(tmp_path, log=log) as peer, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        before = resource.prlimit(peer.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(peer.process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        connection.settimeout(PATIENCE_SECONDS)
+        connection.connect(peer.locator("shared_memory", 0).shared_memory.socket_path)
+        await eventually(lambda: len(log.read_text()) > 0)
+        resource.prlimit(peer.process.pid, resource.RLIMIT_NOFILE, before)
+        message, descriptors, _, _ = await asyncio.to_thread(socket.recv_fds, connection, arena_socket.SIZE, 1)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        assert message
+        assert len(log.read_text().splitlines()) == 1

@@ -229,7 +229,7 @@ def test_f39_who_reads_before_its_coming_is_told_is_a_reader() -> None:
             for _ in range(MOST_PEERS)
         ]
         for _ in range(1 + MOST_PEERS):
-            peers.take()
+            peers.handle(peers.receive())
         read_to_the_end(strangers[0])
         # A name of the router's is one connection's.
         router.router_mandatory = True
@@ -279,3 +279,31 @@ async def test_requests_of_no_form_are_not_answered_and_harm_nobody(peer: ArenaP
     reader = ZeroMqReader()
     assert await read(reader, EmbeddingPool(POOL_BYTES), peer.chunk(0), peer.locator("zeromq", 0)) == payload_digest(0)
     reader.close()
+
+
+async def test_f06_a_request_that_meets_a_fault_harms_no_other(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with arena_peer(tmp_path, log=log) as peer, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        peer.tell("break 3")
+        place = peer.locator("zeromq", 1).zeromq
+        stranger.linger = 0
+        stranger.connect(place.endpoint)
+        broken = peer.locator("zeromq", 3).zeromq.slot_offset
+        for number in range(3):
+            stranger.send(write_request(Request(number, bytes([3]) * 16, broken, 1, 0, 10)))
+        stranger.send(write_request(Request(7, bytes([1]) * 16, place.slot_offset, 1, 0, 10)))
+        assert stranger.poll(PATIENCE_MILLISECONDS)
+        head, _ = stranger.recv_multipart()
+        answer = parse_answer(head)
+        assert answer is not None
+        assert answer.number == 7
+        assert log.read_text().count("unexpected fault") == 1
+
+
+def test_f06_a_transport_that_cannot_go_on_ends_its_engine(tmp_path: Path) -> None:
+    """Its locators would be offered on, and readers wait for nobody. The front starts the engine again."""
+    log = tmp_path / "log"
+    with arena_peer(tmp_path, log=log) as peer:
+        peer.end_zeromq()
+        assert peer.process.wait(PATIENCE_SECONDS) == 1
+    assert "cannot go on" in log.read_text()
