@@ -172,11 +172,16 @@ class EncoderServicer(EncoderServiceServicer):
         response.expiry.FromNanoseconds(time.time_ns() + int(finished.seconds * 1e9))
         return response
 
-    async def Acquire(self, request: pb.AcquireRequest, context: Any) -> pb.AcquireResponse:
-        """Leases what is cached."""
+    async def Acquire(self, request: pb.AcquireRequest, context: Any) -> None:
+        """Leases what is cached. A caller that leaves before its answer is written has no use for its lease."""
         identity = self._callers.admit(context, Permission.READ)
         command = to_acquire_command(request, self._settings, identity=identity)
-        return pb.AcquireResponse(chunk=self._runtime.acquire(command))
+        chunk = self._runtime.acquire(command)
+        try:
+            await context.write(pb.AcquireResponse(chunk=chunk))
+        except BaseException:
+            self._runtime.take_back(chunk)
+            raise
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Any) -> None:
         """Tells a receiver what is addressed to it, for as long as it listens."""
@@ -198,14 +203,20 @@ def add_encoder_servicer(servicer: EncoderServicer, server: Any) -> None:
     """Puts the handlers on a server, which takes the first that is added for a method.
 
     To gRPC ``Encode`` is a stream of requests as they came: on the wire that is no other thing than the one request of
-    the contract. For a single request, gRPC would keep both its bytes and its message until the call ends. What
-    ``Fetch`` writes is serialised already.
+    the contract. For a single request, gRPC would keep both its bytes and its message until the call ends. ``Acquire``
+    is a stream with one response, since gRPC does not tell whether a single response was written. What ``Fetch`` writes
+    is serialised already.
     """
     encode = grpc.stream_stream_rpc_method_handler(
         servicer.Encode, response_serializer=pb.EncodeResponse.SerializeToString
     )
     fetch = grpc.unary_stream_rpc_method_handler(servicer.Fetch, request_deserializer=pb.FetchRequest.FromString)
-    handlers = {"Encode": encode, "Fetch": fetch}
+    acquire = grpc.unary_stream_rpc_method_handler(
+        servicer.Acquire,
+        request_deserializer=pb.AcquireRequest.FromString,
+        response_serializer=pb.AcquireResponse.SerializeToString,
+    )
+    handlers = {"Encode": encode, "Fetch": fetch, "Acquire": acquire}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     add_EncoderServiceServicer_to_server(servicer, server)
 

@@ -230,6 +230,11 @@ class Front:
         self.changed()
         return chunk
 
+    def take_back(self, chunk: EmbeddingChunk) -> None:
+        """See :class:`EncoderRuntime`."""
+        self.scheduler.take_back(chunk, self.now())
+        self.changed()
+
     def subscribe(self, command: SubscribeCommand, wake: Callable[[], None]) -> FrontSubscription:
         """See :class:`EncoderRuntime`."""
         subscription = self.scheduler.subscribe(command, wake, self.now())

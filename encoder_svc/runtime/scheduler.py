@@ -179,6 +179,11 @@ class Scheduler:
             raise ServiceError(Reason.CONTENT_UNKNOWN, "no embedding of this content is here; send its media in Encode")
         return self.delivery.acquire(command, slot, now)
 
+    def take_back(self, chunk: EmbeddingChunk, now: float) -> None:
+        """The caller was not told of a chunk that it acquired: ends its own lease."""
+        self.delivery.take_back(chunk, now)
+        self._pump(now)
+
     def subscribe(self, command: SubscribeCommand, wake: Callable[[], None], now: float) -> Subscription:
         """Begins to tell a named receiver; ``wake`` is called when there is something to take.
 

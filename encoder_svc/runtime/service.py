@@ -116,6 +116,10 @@ class EncoderRuntime(Protocol):
         """
         ...
 
+    def take_back(self, chunk: EmbeddingChunk) -> None:
+        """The caller was not told of a chunk that it acquired: ends its own lease."""
+        ...
+
     def subscribe(self, command: SubscribeCommand, wake: Callable[[], None]) -> ReceiverSubscription:
         """Begins to tell a named receiver; ``wake`` is called when there is something to take.
 

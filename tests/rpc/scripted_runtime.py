@@ -58,6 +58,7 @@ class ScriptedRuntime:
         self.commands: list[EncodeCommand] = []
         self.cancels: list[CancelCommand] = []
         self.acquired: list[AcquireCommand] = []
+        self.taken_back: list[EmbeddingChunk] = []
         self.subscribed: list[SubscribeCommand] = []
         self.subscription = ScriptedSubscription()
         self.uploads: list[Upload] = []
@@ -90,6 +91,9 @@ class ScriptedRuntime:
         self._fail()
         self.acquired.append(command)
         return EmbeddingChunk(prompt_id=command.prompt_id)
+
+    def take_back(self, chunk: EmbeddingChunk) -> None:
+        self.taken_back.append(chunk)
 
     def subscribe(self, command: SubscribeCommand, wake: Callable[[], None]) -> ScriptedSubscription:
         self._fail()

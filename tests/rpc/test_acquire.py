@@ -10,9 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from encoder_svc.rpc.servicer import SERVICE
 from epd.content_key import item_content_key
 from epd.encoder.v1 import encoder_service_pb2 as pb
 from epd.encoder.v1.embedding_pb2 import ChunkState, EmbeddingChunk
+from tests.deaf_caller import deaf_call
 from tests.rpc.calls import calls_to, encode, fetch, image, is_idle, ready_chunks, release
 from tests.rpc.metrics_page import batches
 from tests.rpc.statuses import fields_of, reason_of
@@ -67,6 +69,24 @@ async def test_an_acquired_lease_has_the_life_that_was_asked_for(stub: Any, held
     chunk = (await stub.Acquire(request)).chunk
     assert 0 < chunk.leases[0].ttl.ToMilliseconds() <= 7000, "and not the server's own, which is longer"
     await release(stub, chunk)
+
+
+async def test_f10_a_lease_whose_caller_left_before_the_answer_ends_with_the_call(
+    stub: Any, server: ServerProcess, held: EmbeddingChunk
+) -> None:
+    """That of a named receiver lives on: the receiver is told of it by its own subscription."""
+    name = f"/{SERVICE}/Acquire"
+    request = pb.AcquireRequest(content_key=held.content_key, receivers=["", "lm-1"], lease_ttl={"seconds": 300})
+    async with deaf_call(server.target, name, request.SerializeToString()):
+        assert (await server.info()).load.leases == 2
+
+    async def one_is_left() -> bool:
+        return (await server.info()).load.leases == 1
+
+    await eventually(one_is_left)
+    subscription = stub.Subscribe(pb.SubscribeRequest(receiver_id="lm-1"))
+    assert await release(stub, (await subscription.read()).chunk) == [pb.LEASE_STATE_HELD]
+    subscription.cancel()
 
 
 async def test_what_is_not_here_is_not_found(stub: Any) -> None:
