@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from encoder_svc.errors import Reason, ServiceError
 from encoder_svc.media.data_uri import decode_data_uri
 from encoder_svc.media.fetch_policy import FetchPolicy
+from encoder_svc.media.file_reads import FileReads
 from encoder_svc.media.host_names import Resolver, SystemResolver
 from encoder_svc.media.http_download import HttpDownload
 from encoder_svc.media.local_file import path_of_file_uri, read_file
 from encoder_svc.media.web_address import check_characters
 
 _THREADS = 4
-"""That decode, and again that read files: a disk that hangs holds up files alone."""
+"""That decode, and again that read files: a file system that hangs holds up files alone."""
 _SMALL_DATA_CHARACTERS = 16 << 10
 """A `data:` address that is decoded at once: it takes less time than a thread would."""
 _MAX_SCHEME = 16
@@ -48,7 +48,7 @@ class Fetcher:
     ) -> None:
         self._policy = policy
         self._decoding = ThreadPoolExecutor(_THREADS, thread_name_prefix="data-uri")
-        self._reading = ThreadPoolExecutor(_THREADS, thread_name_prefix="file-uri")
+        self._files = FileReads(_THREADS, policy.max_seconds)
         self._http = HttpDownload(policy, resolver or SystemResolver(), tls)
 
     async def __aenter__(self) -> Self:
@@ -59,7 +59,7 @@ class Fetcher:
         """Ends fetches that are under way; it waits for no thread."""
         await self._http.__aexit__()
         self._decoding.shutdown(wait=False, cancel_futures=True)
-        self._reading.shutdown(wait=False, cancel_futures=True)
+        self._files.close()
 
     async def fetch(self, uri: str, limit_bytes: int | None = None) -> bytes:
         """The bytes behind an address. Cancelling it ends it at once, and closes its connection.
@@ -89,13 +89,9 @@ class Fetcher:
         if scheme == "data":
             if len(uri) <= _SMALL_DATA_CHARACTERS:
                 return decode_data_uri(uri, limit)
-            return await _in_thread(self._decoding, lambda: decode_data_uri(uri, limit))
+            return await asyncio.get_running_loop().run_in_executor(self._decoding, decode_data_uri, uri, limit)
         if scheme == "file":
             check_characters(uri)
             path = path_of_file_uri(uri)
-            return await _in_thread(self._reading, lambda: read_file(path, self._policy.roots, limit))
+            return await self._files.read(lambda: read_file(path, self._policy.roots, limit))
         return await self._http.download(uri, limit)
-
-
-async def _in_thread(threads: ThreadPoolExecutor, work: Callable[[], bytes]) -> bytes:
-    return await asyncio.get_running_loop().run_in_executor(threads, work)
