@@ -39,6 +39,9 @@ class ScriptedEncoder(EncoderServiceServicer):
         """So many calls are refused for now."""
         self.cached: EmbeddingChunk | None = None
         """What ``Acquire`` finds."""
+        self.acquires_go_on = asyncio.Event()
+        """``Acquire`` answers. As long as this is not set, it waits."""
+        self.acquires_go_on.set()
         self.acquires: list[pb.AcquireRequest] = []
         self.hang = False
         """The call never completes: only a cancel ends it."""
@@ -78,6 +81,7 @@ class ScriptedEncoder(EncoderServiceServicer):
         self, request: pb.AcquireRequest, context: Any
     ) -> pb.AcquireResponse:
         self.acquires.append(request)
+        await self.acquires_go_on.wait()
         if self.cached is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "it is not here")
         return pb.AcquireResponse(chunk=self.cached)

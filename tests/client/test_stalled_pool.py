@@ -187,6 +187,23 @@ async def test_who_leaves_while_the_pool_is_stalled_leaves_nothing() -> None:
     assert (encoder.outcomes, encoder.acquires) == (["ABANDONED"], [])
 
 
+async def test_f10_who_leaves_while_an_embedding_is_leased_again_gives_that_lease_back() -> None:
+    encoder = ScriptedEncoder(payload=DATA.tobytes)
+    encoder.acquires_go_on.clear()
+    async with stalled(encoder) as (client, reservation):
+        reading = asyncio.create_task(client.read(chunk_at(encoder)))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await encoder.released.wait()
+        again = bytes([1] * 16)
+        encoder.cached = chunk_at(encoder, again)
+        reservation.close()
+        await eventually(lambda: len(encoder.acquires) == 1)
+        reading.cancel()
+        await asyncio.wait([reading])
+        encoder.acquires_go_on.set()
+        await eventually(lambda: again in encoder.given_back)
+
+
 async def test_a_wait_for_space_that_is_too_long_ends_and_gives_all_leases_back() -> None:
     encoder = ScriptedEncoder([layout(40, 8), ready(DATA)], payload=DATA.tobytes)
     encoder.hang = True

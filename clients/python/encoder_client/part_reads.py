@@ -148,6 +148,20 @@ class PartReads:
         return await self._read(again, space.take(index, again.nbytes))
 
     async def _lease_again(self, chunk: EmbeddingChunk) -> EmbeddingChunk:
+        acquiring = asyncio.create_task(self._acquire(chunk))
+        try:
+            return await asyncio.shield(acquiring)
+        except asyncio.CancelledError:
+            acquiring.add_done_callback(self._let_go)  # a lease may be on its way that nobody else knows of
+            raise
+
+    def _let_go(self, acquiring: asyncio.Task[EmbeddingChunk]) -> None:
+        if not acquiring.cancelled() and acquiring.exception() is None:
+            task = asyncio.create_task(self._client.abandon([acquiring.result()]))
+            self._returns.add(task)
+            task.add_done_callback(self._returns.discard)
+
+    async def _acquire(self, chunk: EmbeddingChunk) -> EmbeddingChunk:
         # For the caller of Acquire: what is leased to a named receiver is told on its subscription, too.
         request = AcquireRequest(
             content_key=chunk.content_key,
