@@ -10,15 +10,15 @@ import asyncio
 import logging
 import os
 import socket
-from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Thread
 from time import monotonic, sleep
 from typing import Any
 
 from encoder_client.checksums import RunningChecksum
 from encoder_client.pool.embedding_pool import EmbeddingPool, Slot
 from encoder_client.transports import TransferStuckError, TransportError
+from encoder_client.transports.mooncake_transfer import MooncakeTransfer
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 from epd.rdma_devices import rdma_fault
 
@@ -39,43 +39,6 @@ it, takes a quarter of the read of a MiB. Other work of the loop has its turns m
 _MOST_SESSIONS = 1024
 
 _GOES_ON, _DONE = 0, 1  # what transfer_check_status answers; less: it failed
-
-
-class _Transfer:
-    """One read, between the event loop that waits for it and the thread that makes it."""
-
-    def __init__(self, locator: Locator, slot: Slot, nbytes: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.place = locator.mooncake
-        self.slot: Slot | None = slot
-        """Held until the transfer has ended, whoever still waits for it: late bytes must hit nobody else's memory."""
-        self.address = slot.address
-        self.nbytes = nbytes
-        self.loop = loop
-        self.answer: asyncio.Future[str] = loop.create_future()
-        """What went wrong; empty: nothing. A text: the traceback of an error would hold the slot."""
-        self.claim = Lock()
-        """Taken once: by whoever begins it, or by the loop that gives it up before."""
-        self.begun = 0.0
-        self.batch = 0
-        self.hangs = False
-        """It was given up while it was under way."""
-        self.ended = False
-
-    def end(self, fault: str) -> None:
-        """Its memory is not written any more. Called by the thread."""
-        self.let_go()
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            self.loop.call_soon_threadsafe(self.tell, fault)
-
-    def let_go(self) -> None:
-        """Its memory is not written any more."""
-        self.slot = None
-        self.ended = True
-
-    def tell(self, fault: str) -> None:
-        """Answers whoever waits. Called by the loop."""
-        if not self.answer.done():
-            self.answer.set_result(fault)
 
 
 class MooncakeReader:
@@ -110,9 +73,9 @@ class MooncakeReader:
         self._engine: Any = TransferEngine()
         self._protocol = ""
         self._rdma_fault = ""
-        self._transfers: SimpleQueue[_Transfer | None] = SimpleQueue()
+        self._transfers: SimpleQueue[MooncakeTransfer | None] = SimpleQueue()
         self._thread: Thread | None = None
-        self._stuck: _Transfer | None = None
+        self._stuck: MooncakeTransfer | None = None
         self._seconds: dict[str, float] = {}
         """What the last small transfer of each session took."""
         self._reads = 0
@@ -150,7 +113,7 @@ class MooncakeReader:
             self._thread = Thread(target=self._work, name="mooncake-reader", daemon=True)
             self._thread.start()
         loop = asyncio.get_running_loop()
-        transfer = _Transfer(locator, slot, chunk.nbytes, loop)
+        transfer = MooncakeTransfer(locator.mooncake, slot, chunk.nbytes, loop)
         timer = loop.call_later(timeout, self._overdue, transfer, timeout)
         self._reads += 1
         try:
@@ -174,7 +137,7 @@ class MooncakeReader:
         """Ends the thread after the transfers that are under way; the pool's arena is no longer registered then."""
         self._transfers.put(None)
 
-    def _is_quick(self, transfer: _Transfer) -> bool:
+    def _is_quick(self, transfer: MooncakeTransfer) -> bool:
         """It is alone, and will be over soon. Nothing is set up for it any more, which would hold the loop up.
 
         To begin one by TCP takes less than a millisecond also if the peer is cut off or dead; by RDMA nobody has tried.
@@ -183,7 +146,7 @@ class MooncakeReader:
         alone = self._reads == 1 and self._protocol == "tcp"
         return alone and transfer.nbytes <= QUICK_BYTES and seconds < QUICK_SECONDS
 
-    async def _hurry(self, transfer: _Transfer) -> None:
+    async def _hurry(self, transfer: MooncakeTransfer) -> None:
         """Begins a transfer here, and looks at it all the time. If it is not over soon, the thread goes on with it."""
         transfer.claim.acquire()
         try:
@@ -198,7 +161,7 @@ class MooncakeReader:
             if not transfer.ended:
                 self._transfers.put(transfer)
 
-    def _overdue(self, transfer: _Transfer, timeout: float) -> None:
+    def _overdue(self, transfer: MooncakeTransfer, timeout: float) -> None:
         if transfer.claim.acquire(blocking=False):
             transfer.tell(f"other transfers took longer than {timeout:g} s")
         else:
@@ -215,7 +178,7 @@ class MooncakeReader:
         self._protocol = protocol
 
     def _work(self) -> None:
-        flying: list[_Transfer] = []
+        flying: list[MooncakeTransfer] = []
         goes_on = True
         while goes_on or flying:
             while goes_on and len(flying) < MOST_AT_ONCE:
@@ -241,7 +204,7 @@ class MooncakeReader:
         if self._protocol:
             self._engine.unregister_memory(self._pool.address)
 
-    def _begin(self, transfer: _Transfer) -> str | None:
+    def _begin(self, transfer: MooncakeTransfer) -> str | None:
         """Begins a transfer. Returns why it cannot be; None: it is under way."""
         place = transfer.place
         try:
@@ -257,12 +220,12 @@ class MooncakeReader:
             return str(error)
         return None if transfer.batch else "the transfer engine does not reach the encoder"
 
-    def _has_ended(self, transfer: _Transfer) -> bool:
+    def _has_ended(self, transfer: MooncakeTransfer) -> bool:
         if (fault := self._fault(transfer)) is not None:
             transfer.end(fault)
         return fault is not None
 
-    def _fault(self, transfer: _Transfer) -> str | None:
+    def _fault(self, transfer: MooncakeTransfer) -> str | None:
         """Why a transfer that was begun has failed; empty: it has ended well. None: it goes on."""
         state: int = self._engine.transfer_check_status(transfer.batch)
         if state == _GOES_ON:
