@@ -18,14 +18,14 @@ from typing import Any
 from encoder_client.checksums import RunningChecksum
 from encoder_client.pool.embedding_pool import EmbeddingPool, Slot
 from encoder_client.transports import TransferStuckError, TransportError
-from encoder_client.transports.mooncake_transfer import MooncakeTransfer
+from encoder_client.transports.mooncake_transfer import MOST_PIECES, MooncakeTransfer
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 from epd.rdma_devices import rdma_fault
 
 logger = logging.getLogger("encoder_client")
 
 MOST_AT_ONCE = 64
-"""Transfers that are under way; others wait."""
+"""Transfers that are under way: each read has one, or one for each of its pieces. Other reads wait."""
 
 # Between two looks at the transfers that are under way. Mooncake's blocking read looks without a pause: that keeps a
 # core busy, often the one that the bytes need.
@@ -38,15 +38,20 @@ QUICK_BYTES, QUICK_SECONDS = 2 << 20, 2e-3
 it, takes a quarter of the read of a MiB. Other work of the loop has its turns meanwhile."""
 _MOST_SESSIONS = 1024
 
-_GOES_ON, _DONE = 0, 1  # what transfer_check_status answers; less: it failed
+QUICK_PIECE_BYTES, PIECE_BYTES = 256 << 10, 4 << 20
+"""By TCP, the pieces of a read by the loop and by the thread are at least so large. The loop looks all the time. The
+thread pauses between, and what it does for a piece takes the processor from the bytes: smaller ones are slower."""
 
 
 class MooncakeReader:
     """Reads by Mooncake into one pool, whose arena is registered once, at the first read.
 
     Transfers cannot be stopped. One thread begins them and looks after them; the event loop does so itself with a small
-    one that is alone, as long as the encoder answers quickly. A read that is given up keeps its slot until its end,
-    so that late bytes hit nobody else's.
+    read that is alone, as long as the encoder answers quickly. A read that is given up keeps its slot until nothing of
+    it is under way, so that late bytes hit nobody else's.
+
+    By TCP a read is begun in pieces, two at a time: what has come is summed while the next ones come, out of the
+    processor's cache. Whoever looks after a read sums it, so the thread sums large ones and the loop is free meanwhile.
 
     Args:
         pool: where it reads to.
@@ -77,7 +82,7 @@ class MooncakeReader:
         self._thread: Thread | None = None
         self._stuck: MooncakeTransfer | None = None
         self._seconds: dict[str, float] = {}
-        """What the last small transfer of each session took."""
+        """What the last small read of each session took."""
         self._reads = 0
         """That have not ended."""
 
@@ -113,7 +118,7 @@ class MooncakeReader:
             self._thread = Thread(target=self._work, name="mooncake-reader", daemon=True)
             self._thread.start()
         loop = asyncio.get_running_loop()
-        transfer = MooncakeTransfer(locator.mooncake, slot, chunk.nbytes, loop)
+        transfer = MooncakeTransfer(self._engine, locator.mooncake, slot, chunk.nbytes, checksum, loop)
         timer = loop.call_later(timeout, self._overdue, transfer, timeout)
         self._reads += 1
         try:
@@ -124,6 +129,7 @@ class MooncakeReader:
             fault = await transfer.answer
         except asyncio.CancelledError:
             transfer.claim.acquire(blocking=False)
+            transfer.give_up("it was cancelled")
             raise
         finally:
             self._reads -= 1
@@ -147,27 +153,32 @@ class MooncakeReader:
         return alone and transfer.nbytes <= QUICK_BYTES and seconds < QUICK_SECONDS
 
     async def _hurry(self, transfer: MooncakeTransfer) -> None:
-        """Begins a transfer here, and looks at it all the time. If it is not over soon, the thread goes on with it."""
+        """Begins a read here, and looks at it all the time.
+
+        If it is not over soon, or has failed with a piece still under way, the thread goes on with it.
+        """
         transfer.claim.acquire()
+        until = monotonic() + QUICK_SECONDS
         try:
-            fault = self._begin(transfer)
-            while fault is None and monotonic() < transfer.begun + QUICK_SECONDS:
+            self._begin(transfer, QUICK_PIECE_BYTES)
+            while transfer.flying and not transfer.fault and monotonic() < until:
                 await asyncio.sleep(0)
-                fault = self._fault(transfer)
-            if fault is not None:
+                transfer.look()
+            if not transfer.flying:
+                self._note(transfer)
                 transfer.let_go()
-                transfer.tell(fault)
+                transfer.tell()
         finally:
             if not transfer.ended:
                 self._transfers.put(transfer)
 
     def _overdue(self, transfer: MooncakeTransfer, timeout: float) -> None:
         if transfer.claim.acquire(blocking=False):
-            transfer.tell(f"other transfers took longer than {timeout:g} s")
+            transfer.give_up(f"other transfers took longer than {timeout:g} s")
         else:
             self._stuck = transfer
             transfer.hangs = True
-            transfer.tell(f"the transfer took longer than {timeout:g} s")
+            transfer.give_up(f"the transfer took longer than {timeout:g} s")
 
     def _set_up(self, session: str, protocol: str) -> None:
         host = self._host or _address_towards(session)
@@ -181,64 +192,59 @@ class MooncakeReader:
         flying: list[MooncakeTransfer] = []
         goes_on = True
         while goes_on or flying:
-            while goes_on and len(flying) < MOST_AT_ONCE:
+            while goes_on and sum(transfer.flying for transfer in flying) <= MOST_AT_ONCE - MOST_PIECES:
                 try:
                     transfer = self._transfers.get(block=not flying)
                 except Empty:
                     break
                 if transfer is None:
                     goes_on = False
-                elif transfer.batch:
+                elif transfer.begun:
                     flying.append(transfer)
                 elif transfer.claim.acquire(blocking=False):
-                    if (fault := self._begin(transfer)) is None:
+                    self._begin(transfer, PIECE_BYTES)
+                    if transfer.flying:
                         flying.append(transfer)
                     else:
-                        transfer.end(fault)
+                        transfer.end()
                 # A slot must not wait for the next transfer to be let go.
                 del transfer
             if flying:
-                age = monotonic() - flying[-1].begun
+                age = monotonic() - max(transfer.youngest for transfer in flying)
                 sleep(min(max(age * _PAUSE_SHARE, _SHORTEST_PAUSE), _LONGEST_PAUSE))
-                flying = [transfer for transfer in flying if not self._has_ended(transfer)]
+                flying = [transfer for transfer in flying if self._goes_on(transfer)]
         if self._protocol:
             self._engine.unregister_memory(self._pool.address)
 
-    def _begin(self, transfer: MooncakeTransfer) -> str | None:
-        """Begins a transfer. Returns why it cannot be; None: it is under way."""
+    def _begin(self, transfer: MooncakeTransfer, piece_bytes: int) -> None:
+        """Begins a read, unless it has a fault at once. By RDMA it is one piece: nobody has measured more."""
         place = transfer.place
         try:
             if not self._protocol:
                 self._set_up(place.session, place.protocol)
             if place.protocol != self._protocol:
                 raise TransportError(f"this process reads by {self._protocol}, the encoder serves {place.protocol}")
-            transfer.begun = monotonic()
-            transfer.batch = self._engine.batch_transfer_async_read(
-                place.session, [transfer.address], [place.address], [transfer.nbytes]
-            )
         except Exception as error:  # whatever it is, whoever waits learns it, and the thread goes on
-            return str(error)
-        return None if transfer.batch else "the transfer engine does not reach the encoder"
+            transfer.fault = str(error)
+        transfer.begin(piece_bytes if self._protocol == "tcp" else transfer.nbytes)
 
-    def _has_ended(self, transfer: MooncakeTransfer) -> bool:
-        if (fault := self._fault(transfer)) is not None:
-            transfer.end(fault)
-        return fault is not None
+    def _goes_on(self, transfer: MooncakeTransfer) -> bool:
+        """Looks at a read. If it has ended, whoever waits is told."""
+        transfer.look()
+        if not transfer.flying:
+            self._note(transfer)
+            transfer.end()
+        return not transfer.ended
 
-    def _fault(self, transfer: MooncakeTransfer) -> str | None:
-        """Why a transfer that was begun has failed; empty: it has ended well. None: it goes on."""
-        state: int = self._engine.transfer_check_status(transfer.batch)
-        if state == _GOES_ON:
-            return None
+    def _note(self, transfer: MooncakeTransfer) -> None:
+        """Remembers how fast a small read was that has ended."""
         session = transfer.place.session
-        if state != _DONE:
+        if transfer.fault:
             self._seconds.pop(session, None)
-            return f"the transfer engine answered {state}: the encoder is gone or unreachable"
-        if transfer.nbytes <= QUICK_BYTES:
+        elif transfer.nbytes <= QUICK_BYTES:
             if len(self._seconds) >= _MOST_SESSIONS:
                 self._seconds.clear()
             self._seconds[session] = monotonic() - transfer.begun
-        return ""
 
 
 def _address_towards(session: str) -> str:
