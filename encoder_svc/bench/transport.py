@@ -43,6 +43,8 @@ BATCH_READS = 8
 """Before the other side takes its turn: few, so that a neighbour who takes a core for a while takes it from both."""
 BATCH_BYTES = 192 << 20
 """That one side moves at most before the other takes its turn."""
+ROUND_BYTES = 64 << 20
+"""That each side moves in a round, at least: else a few small ones are over within one moment of a neighbour's."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ async def measure_transport(run: Measurement, options: TransportOptions) -> Tran
                     with run.display.stage(f"{name}, {shown_bytes(slots.nbytes)}", options.rounds) as advance:
                         slot = (await pool.reserve("bench", [slots.nbytes])).take(0)
                         turns = _Turns(reader, _raw_loops(name, raw), slots, slot)
-                        for _ in range(options.rounds + 1):  # the first warms up
-                            await turns.take()
+                        for number in range(options.rounds + 1):
+                            await turns.take_round(warm=number > 0)
                             advance(1)
                         results.append(turns.figures(name))
                         del turns, slot
@@ -168,21 +170,22 @@ class _Turns:
         self._slots = slots
         self._slot = slot
         self._number = 0
-        self._warm = False
         self._seconds: list[float] = []
         self._raw_seconds: dict[str, list[float]] = {name: [] for name in raw}
 
-    async def take(self) -> None:
-        moved = max(1, BATCH_BYTES // self._slots.nbytes)
+    async def take_round(self, *, warm: bool) -> None:
+        """Each side takes its turns. What is not warm is not counted: Mooncake's engine is set up by its first read."""
+        nbytes = self._slots.nbytes
+        reads = min(BATCH_READS, max(1, BATCH_BYTES // nbytes))
+        for _ in range(max(1, ROUND_BYTES // (reads * nbytes))):
+            await self._take_turns(BATCH_READS if isinstance(self._reader, _InPlace) else reads, warm=warm)
+
+    async def _take_turns(self, reads: int, *, warm: bool) -> None:
         sides = ((self._read, self._seconds), *((self._raw[name], self._raw_seconds[name]) for name in self._raw))
         for read, seconds in sides:
-            in_place = read == self._read and isinstance(self._reader, _InPlace)
-            reads = BATCH_READS if in_place else min(BATCH_READS, moved)
-            # The engine of Mooncake is set up by its first read.
             taken = [await read(self._next(), self._slot) for _ in range(reads)]
-            if self._warm:
+            if warm:
                 seconds.extend(taken)
-        self._warm = True
 
     def figures(self, name: str) -> TransportFigures:
         nbytes = self._slots.nbytes
