@@ -107,12 +107,6 @@ class MappedArena:
         start = slot_offset + slot_header.SIZE
         return self._bytes[start : start + chunk.nbytes]
 
-    def copy(self, chunk: EmbeddingChunk, slot_offset: int, slot: Slot) -> None:
-        """Copies a payload that was checked; others run meanwhile."""
-        # NumPy's copy lets go of the interpreter, a memoryview's does not.
-        target = np.frombuffer(memoryview(slot.memory), np.uint8, chunk.nbytes)
-        np.copyto(target, self.payload(chunk, slot_offset))
-
     def map_slot(self, chunk: EmbeddingChunk, slot_offset: int) -> Slot:
         """Maps a payload that was checked, without a copy: a page that is written becomes this process's own.
 
