@@ -34,7 +34,6 @@ from encoder_svc.bench.result import Chart, FloorCheck, Series, TransportFigures
 from encoder_svc.bench.run import Measurement
 from encoder_svc.bench.transport_peer import Slots, TransportPeer
 from encoder_svc.errors import SetupError
-from encoder_svc.heap import keep_large_blocks
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 
 IN_PLACE = "shared_memory_in_place"
@@ -69,9 +68,6 @@ async def measure_transport(run: Measurement, options: TransportOptions) -> Tran
         pool = EmbeddingPool(max(options.sizes))
         async with _readers(options.transports, pool, peer) as (readers, raw):
             for name, reader in readers.items():
-                if name == InlineReader.name:
-                    # Else it depends on what the process has freed before whether each piece is faulted in anew.
-                    keep_large_blocks()
                 for slots in peer.slots:
                     with run.display.stage(f"{name}, {shown_bytes(slots.nbytes)}", options.rounds) as advance:
                         slot = (await pool.reserve("bench", [slots.nbytes])).take(0)
