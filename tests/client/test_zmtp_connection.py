@@ -19,6 +19,7 @@ from encoder_client.checksums import UNCHECKED
 from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports import TransportError
 from encoder_client.transports.zeromq import ZeroMqReader
+from encoder_client.transports.zeromq_link import Answers
 from encoder_client.transports.zeromq_peer import ZeroMqPeer
 from encoder_client.transports.zmtp_connection import ZmtpConnection
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator, ZeroMqLocator
@@ -134,21 +135,18 @@ def test_what_a_router_says_is_understood_however_it_is_cut(
     async def talk() -> bytes:
         wire: list[bytes] = []
 
-        class Transport(asyncio.Transport):
+        class Transport(Unread):
             def write(self, data: bytes | bytearray | memoryview) -> None:
                 wire.append(bytes(data))
 
-            def abort(self) -> None:
-                pass
-
         made: list[ZmtpConnection] = []
 
-        def connect(answers: ZeroMqPeer) -> ZmtpConnection:
+        def connect(answers: Answers) -> ZmtpConnection:
             made.append(ZmtpConnection("127.0.0.1", 1, answers))
             made[0]._connecting.cancel()
             return made[0]
 
-        peer = ZeroMqPeer(connect)  # type: ignore[arg-type] # the peer is what takes answers
+        peer = ZeroMqPeer(connect)
         [connection] = made
         connection.connection_made(Transport())
         reading = asyncio.create_task(peer.read(chunk_of(len(payload)), 64, slot, UNCHECKED, PATIENCE_SECONDS))
@@ -164,19 +162,62 @@ def test_what_a_router_says_is_understood_however_it_is_cut(
         )  # fmt: skip
         bounds = sorted({0, len(said), *(cut for cut in cuts if cut < len(said))})
         for place, end in pairwise(bounds):
-            rest = said[place:end]
-            while rest:
-                buffer = connection.get_buffer(-1)
-                came = min(len(rest), len(buffer), most)
-                buffer[:came] = rest[:came]
-                connection.buffer_updated(came)
-                rest = rest[came:]
+            receive(connection, said[place:end], most)
         await reading
         peer.close()
         assert wire.count(command(b"\x04PONGcontext")) == early + between
         return bytes(slot.view[: len(payload)])
 
     assert asyncio.run(talk()) == payload
+
+
+class Unread(asyncio.Transport):
+    """Sends nothing: the other side does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsent = b""
+        self.aborted = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.unsent += data
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.unsent)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+async def test_f39_a_peer_that_pings_and_does_not_read_is_left() -> None:
+    made: list[ZmtpConnection] = []
+
+    def connect(answers: Answers) -> ZmtpConnection:
+        made.append(ZmtpConnection("127.0.0.1", 1, answers))
+        made[0]._connecting.cancel()
+        return made[0]
+
+    peer = ZeroMqPeer(connect)
+    [connection], transport = made, Unread()
+    connection.connection_made(transport)
+    reading = asyncio.create_task(peer.read(chunk_of(5), 64, Slot.outside(5), UNCHECKED, PATIENCE_SECONDS))
+    await asyncio.sleep(0)
+    receive(connection, GREETING + READY)
+    while not transport.aborted:
+        receive(connection, command(b"\x04PING\0\0context"))
+        assert len(transport.unsent) < 1 << 20
+    with pytest.raises(TransportError, match="does not read"):
+        await reading
+
+
+def receive(connection: ZmtpConnection, wire: bytes, most: int = 1 << 20) -> None:
+    """Hands bytes over as the event loop does, at most so many at a time."""
+    while wire:
+        buffer = connection.get_buffer(-1)
+        came = min(len(wire), len(buffer), most)
+        buffer[:came] = wire[:came]
+        connection.buffer_updated(came)
+        wire = wire[came:]
 
 
 async def test_an_embedding_of_many_pieces_comes_whole(reader: ZeroMqReader) -> None:
@@ -232,6 +273,7 @@ async def test_a_read_given_up_amid_a_piece_is_not_written_to_any_more(reader: Z
         (GREETING[:12] + b"CURVE".ljust(20, b"\0") + GREETING[32:], "encrypts, and the chunk has no key"),
         (GREETING + command(b"\x05ERROR\x06denied"), "refuses the connection"),
         (GREETING + frame(b"x" * 40), "before the handshake"),
+        (GREETING + b"\x04\x00", "a command came without a name"),
         (GREETING + b"\x06" + (1 << 40).to_bytes(8), "longer than any of ZMTP's"),
         (GREETING + READY + b"\x02" + (PIECE_BYTES + 1).to_bytes(8), "more bytes came than can be asked for"),
         (GREETING + READY + b"\x03" + bytes((255,)) * 8, "more bytes came than can be asked for"),
@@ -240,8 +282,8 @@ async def test_a_read_given_up_amid_a_piece_is_not_written_to_any_more(reader: Z
         (GREETING + READY, "gone or unreachable"),
     ],
     ids=[
-        "HTTP", "old", "CURVE", "refusal", "early message", "long command", "long frame", "longest frame", "flags",
-        "end in greeting", "end",
+        "HTTP", "old", "CURVE", "refusal", "early message", "no name", "long command", "long frame", "longest frame",
+        "flags", "end in greeting", "end",
     ],
 )  # fmt: skip
 async def test_f14_a_peer_that_does_not_keep_to_the_protocol_is_left(

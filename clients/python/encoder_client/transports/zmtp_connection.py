@@ -29,6 +29,8 @@ _HEAD_BYTES = 2 + ANSWER_BYTES + 9
 """Before the bytes of a piece: the answer with its frame's head, and the head of the bytes' frame."""
 _SCRAP_BYTES = 64 << 10
 _LONGEST_COMMAND = 4096
+_MOST_UNSENT_BYTES = 64 << 10
+"""That the other side may leave unread and ask for more: far above all requests and pings that can be under way."""
 
 
 class _ProtocolError(Exception):
@@ -139,6 +141,11 @@ class ZmtpConnection(asyncio.BufferedProtocol):
             self._write(_frame(_COMMAND, b"\x04PING\0\0"))
         self._heartbeat = self._loop.call_later(link.HEARTBEAT_SECONDS, self._beat)
 
+    @property
+    def _unsent_bytes(self) -> int:
+        assert self._transport is not None
+        return self._transport.get_write_buffer_size()
+
     def _write(self, wire: bytes) -> None:
         assert self._transport is not None
         self._transport.write(wire)
@@ -216,6 +223,8 @@ class ZmtpConnection(asyncio.BufferedProtocol):
         if nbytes > _LONGEST_COMMAND:
             raise _ProtocolError("a command came that is longer than any of ZMTP's")
         command = yield from self._take(nbytes)
+        if not command:
+            raise _ProtocolError("a command came without a name")
         name, body = command[1 : 1 + command[0]], command[1 + command[0] :]
         if name == b"READY":
             self._ready = True
@@ -224,6 +233,8 @@ class ZmtpConnection(asyncio.BufferedProtocol):
         elif name == b"ERROR":
             raise _ProtocolError("the encoder's ZeroMQ socket refuses the connection")
         elif name == b"PING":
+            if self._unsent_bytes > _MOST_UNSENT_BYTES:
+                raise _ProtocolError("the encoder's ZeroMQ socket asks, and does not read the answers")
             self._write(_frame(_COMMAND, b"\x04PONG" + body[2:]))
 
     def _take(self, nbytes: int, most: int = 0) -> Bytes:
