@@ -117,60 +117,6 @@ def reader() -> Iterator[ZeroMqReader]:
         yield reader
 
 
-@given(
-    payload=st.binary(min_size=1, max_size=3000),
-    cuts=st.lists(st.integers(0, 6000)),
-    early=st.booleans(),
-    between=st.booleans(),
-    long=st.booleans(),
-    unasked=st.booleans(),
-    most=st.integers(1, 4000),
-)
-def test_what_a_router_says_is_understood_however_it_is_cut(
-    payload: bytes, cuts: list[int], early: bool, between: bool, long: bool, unasked: bool, most: int
-) -> None:
-    """Commands come between any two frames, lengths may have eight bytes, and messages of nobody are passed over."""
-    slot = Slot.outside(len(payload))
-
-    async def talk() -> bytes:
-        wire: list[bytes] = []
-
-        class Transport(Unread):
-            def write(self, data: bytes | bytearray | memoryview) -> None:
-                wire.append(bytes(data))
-
-        made: list[ZmtpConnection] = []
-
-        def connect(answers: Answers) -> ZmtpConnection:
-            made.append(ZmtpConnection("127.0.0.1", 1, answers))
-            made[0]._connecting.cancel()
-            return made[0]
-
-        peer = ZeroMqPeer(connect)
-        [connection] = made
-        connection.connection_made(Transport())
-        reading = asyncio.create_task(peer.read(chunk_of(len(payload)), 64, slot, UNCHECKED, PATIENCE_SECONDS))
-        await asyncio.sleep(0)
-        ping = command(b"\x04PING\0\x05context")
-        head = write_answer(Request(1, KEY, 64, 7, 0, len(payload)), State.OK)
-        said = b"".join(
-            (
-                GREETING, READY, ping if early else b"",
-                frame(b"of nobody", True) + frame(b"x" * 300, True) + frame(b"") if unasked else b"",
-                frame(head, True, long=long), ping if between else b"", frame(payload, long=long),
-            )
-        )  # fmt: skip
-        bounds = sorted({0, len(said), *(cut for cut in cuts if cut < len(said))})
-        for place, end in pairwise(bounds):
-            receive(connection, said[place:end], most)
-        await reading
-        peer.close()
-        assert wire.count(command(b"\x04PONGcontext")) == early + between
-        return bytes(slot.view[: len(payload)])
-
-    assert asyncio.run(talk()) == payload
-
-
 class Unread(asyncio.Transport):
     """Sends nothing: the other side does not read."""
 
@@ -189,7 +135,8 @@ class Unread(asyncio.Transport):
         self.aborted = True
 
 
-async def test_f39_a_peer_that_pings_and_does_not_read_is_left() -> None:
+def connected() -> tuple[ZeroMqPeer, ZmtpConnection, Unread]:
+    """A peer by a connection that a test feeds, and what it writes to."""
     made: list[ZmtpConnection] = []
 
     def connect(answers: Answers) -> ZmtpConnection:
@@ -197,17 +144,9 @@ async def test_f39_a_peer_that_pings_and_does_not_read_is_left() -> None:
         made[0]._connecting.cancel()
         return made[0]
 
-    peer = ZeroMqPeer(connect)
-    [connection], transport = made, Unread()
-    connection.connection_made(transport)
-    reading = asyncio.create_task(peer.read(chunk_of(5), 64, Slot.outside(5), UNCHECKED, PATIENCE_SECONDS))
-    await asyncio.sleep(0)
-    receive(connection, GREETING + READY)
-    while not transport.aborted:
-        receive(connection, command(b"\x04PING\0\0context"))
-        assert len(transport.unsent) < 1 << 20
-    with pytest.raises(TransportError, match="does not read"):
-        await reading
+    peer, transport = ZeroMqPeer(connect), Unread()
+    made[0].connection_made(transport)
+    return peer, made[0], transport
 
 
 def receive(connection: ZmtpConnection, wire: bytes, most: int = 1 << 20) -> None:
@@ -218,6 +157,57 @@ def receive(connection: ZmtpConnection, wire: bytes, most: int = 1 << 20) -> Non
         buffer[:came] = wire[:came]
         connection.buffer_updated(came)
         wire = wire[came:]
+
+
+@given(
+    payload=st.binary(min_size=1, max_size=3000),
+    cuts=st.lists(st.integers(0, 6000)),
+    early=st.booleans(),
+    between=st.booleans(),
+    long=st.booleans(),
+    unasked=st.booleans(),
+    most=st.integers(1, 4000),
+)
+def test_what_a_router_says_is_understood_however_it_is_cut(
+    payload: bytes, cuts: list[int], early: bool, between: bool, long: bool, unasked: bool, most: int
+) -> None:
+    """Commands come between any two frames, lengths may have eight bytes, and messages of nobody are passed over."""
+    slot = Slot.outside(len(payload))
+
+    async def talk() -> bytes:
+        peer, connection, transport = connected()
+        reading = asyncio.create_task(peer.read(chunk_of(len(payload)), 64, slot, UNCHECKED, PATIENCE_SECONDS))
+        await asyncio.sleep(0)
+        ping = command(b"\x04PING\0\x05context")
+        head = write_answer(Request(1, KEY, 64, 7, 0, len(payload)), State.OK)
+        said = b"".join(
+            (
+                GREETING, READY, ping if early else b"",
+                frame(b"of nobody", True) + frame(b"x" * 300, True) + frame(b"") if unasked else b"",
+                frame(head, True, long=long), ping if between else b"", frame(payload, long=long),
+            )
+        )  # fmt: skip
+        bounds = sorted({0, len(said), *(cut for cut in cuts if cut < len(said))})
+        for place, end in pairwise(bounds):
+            receive(connection, said[place:end], most)
+        await reading
+        peer.close()
+        assert transport.unsent.count(command(b"\x04PONGcontext")) == early + between
+        return bytes(slot.view[: len(payload)])
+
+    assert asyncio.run(talk()) == payload
+
+
+async def test_f39_a_peer_that_pings_and_does_not_read_is_left() -> None:
+    peer, connection, transport = connected()
+    reading = asyncio.create_task(peer.read(chunk_of(5), 64, Slot.outside(5), UNCHECKED, PATIENCE_SECONDS))
+    await asyncio.sleep(0)
+    receive(connection, GREETING + READY)
+    while not transport.aborted:
+        receive(connection, command(b"\x04PING\0\0context"))
+        assert len(transport.unsent) < 1 << 20
+    with pytest.raises(TransportError, match="does not read"):
+        await reading
 
 
 async def test_an_embedding_of_many_pieces_comes_whole(reader: ZeroMqReader) -> None:
