@@ -53,7 +53,9 @@ class FileReads:
 
     def _check_not_stuck(self) -> None:
         now = asyncio.get_running_loop().time()
-        stuck = len(self._begun) == self._number and all(now - at > self._seconds for at in self._begun.values())
+        stuck = len(self._begun) == self._number and all(
+            not reading.done() and now - at > self._seconds for reading, at in self._begun.items()
+        )
         if stuck:
             if not self._told:
                 log.error("no file can be read: all %d threads that do it hang in a file system", self._number)

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ _SILENCE_SECONDS = 60.0
 Received = TypeVar("Received")
 
 
-class ServingThread(threading.Thread, Generic[Received]):
+class ServingThread(threading.Thread, ABC, Generic[Received]):
     """Receives and handles, for the life of the process.
 
     If it cannot receive any more, the process ends with status 1, since nobody else would notice: an engine is then

@@ -10,16 +10,19 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import pytest
 import zmq
 import zmq.auth
 
 from encoder_client import EmbeddingPool
-from encoder_client.transports import Reader, SlotClosedError, TransportError
+from encoder_client.transports import Reader, SlotClosedError, TransferStuckError, TransportError, shared_memory
+from encoder_client.transports.mapped_arena import MappedArena
 from encoder_client.transports.shared_memory import SharedMemoryReader
 from encoder_client.transports.zeromq import ZeroMqReader
 from encoder_svc.transports.shared_memory import MOST_RECEIVERS
@@ -194,6 +197,31 @@ async def test_shared_memory_is_for_this_host_only(peer: ArenaPeer) -> None:
     elsewhere.shared_memory.host_boot_id = "7" * 36
     assert not reader.reaches(elsewhere)
     assert not reader.reaches(Locator(shared_memory=SharedMemoryLocator()))
+
+
+async def test_a_copy_that_no_thread_has_time_for_is_given_up(peer: ArenaPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "COPIED_AT_ONCE", 0)
+    reader, pool, locator = SharedMemoryReader(), EmbeddingPool(POOL_BYTES), peer.locator("shared_memory", 1)
+    assert await read(reader, pool, peer.chunk(1), locator) == payload_digest(1)
+    busy = Event()
+    with ThreadPoolExecutor(1) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+        executor.submit(busy.wait, PATIENCE_SECONDS)
+        with pytest.raises(TransferStuckError, match="threads are busy"):
+            await read(reader, pool, peer.chunk(1), locator, timeout=0.2)
+        busy.set()
+        assert await read(reader, pool, peer.chunk(1), locator) == payload_digest(1)
+    reader.close()
+
+
+def test_f12_an_arena_that_was_let_go_is_not_mapped(peer: ArenaPeer) -> None:
+    """What its number stands for by then would be mapped instead: zeros."""
+    place = peer.locator("shared_memory", 1).shared_memory
+    arena = MappedArena.open(place.socket_path, peer.boot_id, PATIENCE_SECONDS)
+    arena.close()
+    arena.check(peer.chunk(1), place.slot_offset)
+    with pytest.raises(SlotClosedError):
+        arena.map_slot(peer.chunk(1), place.slot_offset)
 
 
 def test_a_receiver_cannot_write_the_arena(peer: ArenaPeer) -> None:

@@ -27,7 +27,7 @@ from encoder_client import (
 )
 from encoder_client.fleet.roster import Roster
 from epd.encoder.v1.embedding_pb2 import EncoderRef
-from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse
+from epd.encoder.v1.encoder_service_pb2 import GetServerInfoResponse, ReadOutcome
 from tests.client.unreliable_encoder import UnreliableEncoder
 from tests.conftest import StartServer
 from tests.photograph import photo
@@ -197,6 +197,23 @@ async def test_a_name_that_cannot_be_one_leaves_the_others(caplog: pytest.LogCap
         await eventually(lambda: set(roster.members) == {"127.0.0.2:9"})
         await roster.close()
     assert "the name encoders..example cannot be resolved" in caplog.text
+
+
+async def test_an_address_that_is_given_up_costs_nothing_at_another_of_the_server() -> None:
+    encoder, well, lost = EncoderRef(instance_id="1" * 32), "127.0.0.1:1", "127.0.0.1:2"
+    known = connections.Connections(well, ClientSettings())
+    known.give_up(lost)  # nobody was asked there yet
+    known.note_encoder(encoder, well)
+    known.note_encoder(encoder, lost)
+    confirmation = asyncio.create_task(known.releases_of(encoder).confirm(b"lease", ReadOutcome.READ_OUTCOME_OK))
+    await asyncio.sleep(0)
+    known.give_up(lost)
+    await asyncio.sleep(0)
+    assert not confirmation.done()
+    known.give_up(well)
+    with pytest.raises(EncoderError, match="given up"):
+        await confirmation
+    await known.close()
 
 
 @pytest.mark.parametrize("target", ["dns:", "dns:host", "dns:host:", "dns:host:http", "dns://8.8.8.8/host:1"])

@@ -14,10 +14,11 @@ import zmq.auth
 from zmq.utils import z85
 
 from encoder_client import EmbeddingPool
+from encoder_client.checksums import UNCHECKED
 from encoder_client.transports import TransportError, zeromq_link
 from encoder_client.transports.zeromq import ZeroMqReader
 from encoder_svc.transports.zeromq_peers import EVENTS, MOST_PEERS, ZeroMqPeers
-from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, Locator, ZeroMqLocator
+from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator, ZeroMqLocator
 from epd.zeromq_reads import MOST_ANSWERS, PIECE_BYTES, Request, State, parse_answer, write_answer, write_request
 from tests.client.arena_peer import SLOT_BYTES, ArenaPeer, arena_peer, let_go, payload_digest, read
 from tests.waiting import PATIENCE_SECONDS
@@ -307,3 +308,41 @@ def test_f06_a_transport_that_cannot_go_on_ends_its_engine(tmp_path: Path) -> No
         peer.end_zeromq()
         assert peer.process.wait(PATIENCE_SECONDS) == 1
     assert "cannot go on" in log.read_text()
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+async def test_f39_reads_that_are_cancelled_take_nothing_from_those_that_go_on(tmp_path: Path, encrypted: bool) -> None:
+    """The encoder still owes their pieces, and drops what is asked for beyond a few: so no more is asked for."""
+    zmq.auth.create_certificates(tmp_path, "encoder")
+    key = str(tmp_path / "encoder.key_secret") if encrypted else ""
+    reader, pool = ZeroMqReader(), EmbeddingPool(256 << 20)
+    with arena_peer(tmp_path, curve_key=key) as peer:
+        locator = peer.locator("zeromq", 1)
+        for _ in range(3):
+            kept = asyncio.create_task(read(reader, pool, peer.chunk(2), peer.locator("zeromq", 2)))
+            given_up = [asyncio.create_task(read(reader, pool, peer.chunk(1), locator)) for _ in range(30)]
+            # Some have asked, and few have come.
+            await asyncio.sleep(0.001)
+            for task in given_up:
+                task.cancel()
+            await asyncio.wait(given_up)
+            assert await kept == payload_digest(2)
+            assert await read(reader, pool, peer.chunk(1), locator) == payload_digest(1)
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "key"),
+    [("tcp://127.0.0.1:7", b"short"), ("tcp://127.0.0.1:7/x", bytes(range(32)))],
+    ids=["key of another length", "endpoint that libzmq refuses"],
+)
+async def test_f14_an_encrypted_place_that_can_be_none_leaves_nothing_open(endpoint: str, key: bytes) -> None:
+    reader = ZeroMqReader()
+    slot = (await EmbeddingPool(1 << 20).reserve("prompt", [100])).take(0)
+    place = Locator(zeromq=ZeroMqLocator(endpoint=endpoint, curve_public_key=key))
+    chunk = EmbeddingChunk(nbytes=100, generation=1, slot_key=bytes(16))
+    with pytest.raises(TransportError) as kept:
+        await reader.read(chunk, place, LeaseGrant(), slot, UNCHECKED, 1.0)
+    # With a socket left open it would wait for it for ever.
+    await asyncio.wait_for(asyncio.to_thread(reader.close), PATIENCE_SECONDS)
+    assert "cannot be used" in str(kept.value)

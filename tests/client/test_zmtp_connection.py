@@ -264,6 +264,7 @@ async def test_a_read_given_up_amid_a_piece_is_not_written_to_any_more(reader: Z
         (GREETING + command(b"\x05ERROR\x06denied"), "refuses the connection"),
         (GREETING + frame(b"x" * 40), "before the handshake"),
         (GREETING + b"\x04\x00", "a command came without a name"),
+        (GREETING + READY + command(b"\x04PING\0\0" + bytes(17)), "longer than ZMTP allows"),
         (GREETING + b"\x06" + (1 << 40).to_bytes(8), "longer than any of ZMTP's"),
         (GREETING + READY + b"\x02" + (PIECE_BYTES + 1).to_bytes(8), "more bytes came than can be asked for"),
         (GREETING + READY + b"\x03" + bytes((255,)) * 8, "more bytes came than can be asked for"),
@@ -272,8 +273,8 @@ async def test_a_read_given_up_amid_a_piece_is_not_written_to_any_more(reader: Z
         (GREETING + READY, "gone or unreachable"),
     ],
     ids=[
-        "HTTP", "old", "CURVE", "refusal", "early message", "no name", "long command", "long frame", "longest frame",
-        "flags", "end in greeting", "end",
+        "HTTP", "old", "CURVE", "refusal", "early message", "no name", "long PING", "long command", "long frame",
+        "longest frame", "flags", "end in greeting", "end",
     ],
 )  # fmt: skip
 async def test_f14_a_peer_that_does_not_keep_to_the_protocol_is_left(

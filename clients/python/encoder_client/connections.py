@@ -126,6 +126,11 @@ class Connections:
         """Where leases of that encoder are given back."""
         return self._encoder(self._target_of(encoder)).releases
 
+    def give_up(self, target: str) -> None:
+        """It is known that nobody answers at a target: nobody waits for confirmations from there any more."""
+        if (encoder := self._encoders.get(target)) is not None:
+            encoder.releases.give_up()
+
     async def close(self) -> None:
         """Sends the releases that are pending, then ends all channels."""
         await asyncio.gather(*(encoder.close(None) for encoder in self._encoders.values()), *self._closing)

@@ -43,6 +43,10 @@ class Leases:
             response = await answer(stub.renew(request, timeout=self._timeout))
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
+        if len(response.leases) != len(chunks):
+            raise EncoderError(
+                grpc.StatusCode.INTERNAL, f"{len(chunks)} leases were renewed and {len(response.leases)} answers came"
+            )
         for chunk, status in zip(chunks, response.leases, strict=True):
             if status.state != LeaseState.LEASE_STATE_HELD:
                 state = LeaseState.Name(status.state).removeprefix("LEASE_STATE_")

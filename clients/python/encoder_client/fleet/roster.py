@@ -116,8 +116,7 @@ class Member:
             if self.health.state is HealthState.EJECTED and before is not HealthState.EJECTED:
                 for call in list(self.calls):
                     call.cancel()
-                if self.info is not None:
-                    self.client.connections.releases_of(self.info.encoder).give_up()
+                self.client.connections.give_up(self.target)
             return
         serving, info = poll
         if info.encoder.instance_id != self.instance_id:

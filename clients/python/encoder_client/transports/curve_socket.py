@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -46,9 +47,12 @@ class CurveSocket:
         self._loop = asyncio.get_running_loop()
         self._ended = False
         self._scheduled = False
-        self._socket = _socket(context, public_key)
-        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(_LOST)
-        self._socket.connect(endpoint)
+        with ExitStack() as stack:
+            self._socket: zmq.Socket[bytes] = stack.enter_context(context.socket(zmq.DEALER))
+            _set_up(self._socket, public_key)
+            self._monitor: zmq.Socket[bytes] = stack.enter_context(self._socket.get_monitor_socket(_LOST))
+            self._socket.connect(endpoint)
+            stack.pop_all()
         self._descriptors = [int(socket.getsockopt(zmq.FD)) for socket in (self._socket, self._monitor)]
         for descriptor, act in zip(self._descriptors, (self._readable, self._look_after), strict=True):
             self._loop.add_reader(descriptor, act)
@@ -104,8 +108,7 @@ class CurveSocket:
                 self._answers.lost(LOST)
 
 
-def _socket(context: zmq.Context[zmq.Socket[bytes]], public_key: bytes) -> zmq.Socket[bytes]:
-    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+def _set_up(socket: zmq.Socket[bytes], public_key: bytes) -> None:
     socket.linger = 0
     socket.ipv6 = True
     # An answer that nobody asked for is bounded, too.
@@ -115,4 +118,3 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], public_key: bytes) -> zmq.S
     socket.heartbeat_timeout = int(1000 * link.SILENCE_SECONDS)
     socket.curve_serverkey = public_key
     socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-    return socket

@@ -114,7 +114,10 @@ class MappedArena:
 
         Raises:
             OSError: the process has too many mappings or descriptors.
+            SlotClosedError: the engine is gone.
         """
+        if self.descriptor < 0:  # what the system would map then is zeros
+            raise SlotClosedError(_CLOSED)
         nbytes, start = chunk.nbytes, slot_offset + slot_header.SIZE
         before = start % mmap.ALLOCATIONGRANULARITY
         pages = mmap.mmap(self.descriptor, before + nbytes, mmap.MAP_PRIVATE, _WRITABLE, offset=start - before)

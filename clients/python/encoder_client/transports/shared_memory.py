@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from encoder_client.checksums import RunningChecksum
 from encoder_client.pool.embedding_pool import Slot
+from encoder_client.transports import TransferStuckError
 from encoder_client.transports.mapped_arena import MappedArena, host_boot_id
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator
 
@@ -58,7 +59,13 @@ class SharedMemoryReader:
         if chunk.nbytes <= COPIED_AT_ONCE:
             np.copyto(target, source)
         else:
-            await _copy_in_threads(target, source)
+            try:
+                async with asyncio.timeout(timeout):
+                    await _copy_in_threads(target, source)
+            except TimeoutError:
+                raise TransferStuckError(
+                    f"it was not copied in {timeout:.3g} s: the process's threads are busy"
+                ) from None
         arena.recheck(chunk, slot_offset)
 
     async def arena(self, chunk: EmbeddingChunk, locator: Locator, timeout: float) -> MappedArena:
@@ -115,7 +122,7 @@ class SharedMemoryReader:
 
 
 async def _copy_in_threads(target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> None:
-    """Copies bytes, both of shape (nbytes,). If this is cancelled, the threads still write until they have done."""
+    """Copies bytes, both of shape (nbytes,). If this is cancelled, the threads go on, and hold both until their end."""
     loop, share = asyncio.get_running_loop(), -(-len(source) // THREADS)
     parts = [slice(begin, begin + share) for begin in range(0, len(source), share)]
     # NumPy's copy lets go of the interpreter, a memoryview's does not.

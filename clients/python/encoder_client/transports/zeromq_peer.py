@@ -57,7 +57,8 @@ class ZeroMqPeer:
         self.failed = False
         """It is lost: no read may begin."""
         self._waiting: deque[_Read] = deque()
-        self._under_way: dict[int, _Piece] = {}
+        self._under_way: dict[int, _Piece | None] = {}
+        """None: of a read that is over. The encoder owes it still, and drops what it would owe beyond a few."""
         self._coming: _Piece | None = None
         """The bytes of which come now, from its offset on. None: those that come belong nowhere."""
         self._number = 0
@@ -66,7 +67,7 @@ class ZeroMqPeer:
     @property
     def is_idle(self) -> bool:
         """Nobody reads by it."""
-        return not (self._waiting or self._under_way or self._coming)
+        return not (self._waiting or self._coming or any(self._under_way.values()))
 
     async def read(
         self, chunk: EmbeddingChunk, slot_offset: int, slot: Slot, checksum: RunningChecksum, timeout: float
@@ -84,6 +85,9 @@ class ZeroMqPeer:
             async with asyncio.timeout(timeout):
                 await read.ended
         except TimeoutError:
+            # They may never be answered, so they must not hold their places in the window for ever.
+            for number in [number for number, piece in self._under_way.items() if piece and piece.read is read]:
+                del self._under_way[number]
             raise TransportError(f"{read.came} of {chunk.nbytes} bytes came in {timeout:.3g} s") from None
         finally:
             self._drop(read)
@@ -94,8 +98,8 @@ class ZeroMqPeer:
             return
         self.failed = True
         self._link.close()
-        pieces = [*self._under_way.values(), *([self._coming] if self._coming else [])]
-        for read in {*self._waiting, *(piece.read for piece in pieces)}:
+        pieces = [*self._under_way.values(), self._coming]
+        for read in {*self._waiting, *(piece.read for piece in pieces if piece is not None)}:
             _fail(read, TransportError(fault))
         self._coming = None
 
@@ -104,6 +108,7 @@ class ZeroMqPeer:
         parsed = parse_answer(answer)
         piece = self._under_way.pop(parsed.number, None) if parsed is not None else None
         if parsed is None or piece is None or piece.read.ended.done():
+            self._ask()
             return
         wanted = piece.end - piece.offset
         if parsed.state == State.CLOSED:
@@ -162,7 +167,9 @@ class ZeroMqPeer:
         """What still comes for a read is thrown away: its slot is not touched any more."""
         if read in self._waiting:
             self._waiting.remove(read)
-        self._under_way = {number: piece for number, piece in self._under_way.items() if piece.read is not read}
+        for number, piece in self._under_way.items():
+            if piece is not None and piece.read is read:
+                self._under_way[number] = None
         if self._coming is not None and self._coming.read is read:
             self._coming = None
             self._link.look_again()

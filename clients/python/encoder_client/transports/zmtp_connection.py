@@ -29,6 +29,7 @@ _HEAD_BYTES = 2 + ANSWER_BYTES + 9
 """Before the bytes of a piece: the answer with its frame's head, and the head of the bytes' frame."""
 _SCRAP_BYTES = 64 << 10
 _LONGEST_COMMAND = 4096
+_LONGEST_PING = 2 + 16  # its time to live, and its context
 _MOST_UNSENT_BYTES = 64 << 10
 """That the other side may leave unread and ask for more: far above all requests and pings that can be under way."""
 
@@ -37,7 +38,7 @@ class _ProtocolError(Exception):
     """The other side does not keep to the protocol."""
 
 
-Bytes = Generator[memoryview, int, bytes]
+_Taking = Generator[memoryview, int, bytes]
 """Yields where the next bytes shall be received to, is sent how many came, and returns what it was to read."""
 
 
@@ -155,10 +156,10 @@ class ZmtpConnection(asyncio.BufferedProtocol):
         signature = yield from self._take(_SIGNATURE_BYTES)
         if (signature[0], signature[-1]) != (_SIGNATURE[0], _SIGNATURE[-1]):
             raise _ProtocolError("what answers at the encoder's ZeroMQ endpoint does not speak ZMTP")
-        rest = signature + (yield from self._take(len(_GREETING) - _SIGNATURE_BYTES, _HEAD_BYTES))
-        if rest[_SIGNATURE_BYTES] < _MAJOR_VERSION:
+        greeting = signature + (yield from self._take(len(_GREETING) - _SIGNATURE_BYTES, _HEAD_BYTES))
+        if greeting[_SIGNATURE_BYTES] < _MAJOR_VERSION:
             raise _ProtocolError("the encoder's ZeroMQ socket speaks an older protocol than ZMTP 3")
-        if rest[_MECHANISM_AT : _MECHANISM_AT + len(_MECHANISM)] != _MECHANISM:
+        if greeting[_MECHANISM_AT : _MECHANISM_AT + len(_MECHANISM)] != _MECHANISM:
             raise _ProtocolError("the encoder's ZeroMQ socket encrypts, and the chunk has no key of it")
         while not self._ready:
             flags, nbytes = yield from self._take_head()
@@ -233,11 +234,13 @@ class ZmtpConnection(asyncio.BufferedProtocol):
         elif name == b"ERROR":
             raise _ProtocolError("the encoder's ZeroMQ socket refuses the connection")
         elif name == b"PING":
+            if len(body) > _LONGEST_PING:
+                raise _ProtocolError("a PING came that is longer than ZMTP allows")
             if self._unsent_bytes > _MOST_UNSENT_BYTES:
                 raise _ProtocolError("the encoder's ZeroMQ socket asks, and does not read the answers")
             self._write(_frame(_COMMAND, b"\x04PONG" + body[2:]))
 
-    def _take(self, nbytes: int, most: int = 0) -> Bytes:
+    def _take(self, nbytes: int, most: int = 0) -> _Taking:
         """The next bytes.
 
         Args:
