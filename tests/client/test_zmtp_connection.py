@@ -20,7 +20,7 @@ from encoder_client.pool.embedding_pool import Slot
 from encoder_client.transports import TransportError
 from encoder_client.transports.zeromq import ZeroMqReader
 from encoder_client.transports.zeromq_link import Answers
-from encoder_client.transports.zeromq_peer import ZeroMqPeer
+from encoder_client.transports.zeromq_peer import WINDOW, ZeroMqPeer
 from encoder_client.transports.zmtp_connection import ZmtpConnection
 from epd.encoder.v1.embedding_pb2 import EmbeddingChunk, LeaseGrant, Locator, ZeroMqLocator
 from epd.zeromq_reads import PIECE_BYTES, Request, State, parse_request, write_answer
@@ -253,6 +253,27 @@ async def test_a_read_given_up_amid_a_piece_is_not_written_to_any_more(reader: Z
         assert bytes(again.view[: nbytes - 1]) == b"\x02" * (nbytes - 1)
         writer.write(b"\x02")
         assert await reading == b"\x02" * nbytes
+
+
+async def test_what_is_never_answered_holds_up_no_read_but_the_next(reader: ZeroMqReader) -> None:
+    """An encoder drops what it owes beyond a few, also of reads that were cancelled."""
+    nbytes = WINDOW * PIECE_BYTES
+    pool = EmbeddingPool(nbytes)
+    async with Encoder() as encoder:
+        reading = asyncio.create_task(read_into(reader, await slot_of(pool, nbytes), chunk_of(nbytes), encoder.locator))
+        asked, writer = await encoder.shake_hands()
+        for _ in range(WINDOW):
+            await read_request(asked)
+        reading.cancel()
+        await asyncio.wait([reading])
+        del reading
+        with pytest.raises(TransportError, match="0 of 100 bytes came"):
+            await read_into(reader, await slot_of(pool, 100), chunk_of(100), encoder.locator, timeout=0.1)
+        reading = asyncio.create_task(read_into(reader, await slot_of(pool, 100), chunk_of(100), encoder.locator))
+        request = await read_request(asked)
+        writer.write(frame(write_answer(request, State.OK), True) + frame(b"x" * 100))
+        assert await reading == b"x" * 100
+        assert len(encoder.connections) == 1
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,10 @@ class ZeroMqPeer:
             async with asyncio.timeout(timeout):
                 await read.ended
         except TimeoutError:
-            # They may never be answered, so they must not hold their places in the window for ever.
-            for number in [number for number, piece in self._under_way.items() if piece and piece.read is read]:
-                del self._under_way[number]
+            # What is owed to it, and to reads that were over before, may never come: that holds no place for ever.
+            self._under_way = {
+                number: piece for number, piece in self._under_way.items() if piece and piece.read is not read
+            }
             raise TransportError(f"{read.came} of {chunk.nbytes} bytes came in {timeout:.3g} s") from None
         finally:
             self._drop(read)
